@@ -1,0 +1,50 @@
+"""KVPool: the K and V of one model, one slot a token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+class KVPool:
+    """Per layer one K and one V tensor, [num_slots + num_scratch + 1, num_kv_heads, head_dim].
+
+    Slots below num_slots are the shared ones (one numbering for the target and every draft of its tokenizer);
+    the next num_scratch belong to this model alone and outlive no step; the last one is `null_slot`, always
+    zero, for padding. `filled[slot]` says whether this model's K/V of the token in a shared slot is written.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_scratch: int = 0,
+    ) -> None:
+        total = num_slots + num_scratch + 1
+        shape = (total, num_kv_heads, head_dim)
+        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.num_slots = num_slots
+        self.num_scratch = num_scratch
+        self.null_slot = total - 1
+        self.filled = np.zeros(num_slots, np.bool_)
+
+    @property
+    def scratch_start(self) -> int:
+        """The first scratch slot."""
+        return self.num_slots
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all layers."""
+        return sum(t.numel() * t.element_size() for t in (*self.k, *self.v))
+
+
+def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """K/V memory of one token."""
+    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize

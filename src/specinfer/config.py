@@ -1,0 +1,67 @@
+"""EngineConfig: everything an engine is told, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specinfer.errors import ConfigError
+from specinfer.tree import Topology, parse_topology
+
+DType = Literal["auto", "bfloat16", "float32"]
+DEFAULT_TREE = "2,1,1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Validated on construction; "auto" and None are resolved once, when the engine is built.
+
+    model: a built-in name, a Hugging Face directory, a .gguf file or a hub name.
+    drafts: draft models of the same kinds, "default" for the drafts shipped for a built-in model, "ngram" for
+        prompt lookup; several are merged; none is plain decoding.
+    tree: the topology of a draft's tree, as text ("3,2,1,1") or as an object.
+    verifier: coupled, multi_step or without_replacement.
+    dtype: auto is bfloat16 where the hardware computes in it, else float32.
+    device: a torch device; auto is cuda where there is one.
+    max_num_seqs: requests that run at once. max_model_len: longest prompt and output together, in tokens;
+        None is what the model was made for. max_step_tokens: prompt tokens computed per step.
+    kv_memory: bytes of K/V for the target and its drafts together; None is enough for max_model_len tokens,
+        and for more up to 1 GiB.
+    prefix_cache: keep finished requests' K/V for prompts that begin alike.
+    """
+
+    model: str
+    drafts: tuple[str, ...] = ()
+    tree: str | Topology = DEFAULT_TREE
+    verifier: str = "coupled"
+    dtype: DType = "auto"
+    device: str = "auto"
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
+    max_step_tokens: int = 256
+    kv_memory: int | None = None
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError("model must be a name or a path", hint='for example "smollm2-135m"')
+        if self.dtype not in ("auto", "bfloat16", "float32"):
+            raise ConfigError(f"dtype {self.dtype!r} is not one of auto, bfloat16, float32")
+        for name in ("max_num_seqs", "max_step_tokens"):
+            check_positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_memory"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.drafts and isinstance(self.tree, str):
+            parse_topology(self.tree)
+
+    @property
+    def topology(self) -> Topology:
+        """The tree, parsed."""
+        return parse_topology(self.tree) if isinstance(self.tree, str) else self.tree
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a positive integer, got {value!r}")

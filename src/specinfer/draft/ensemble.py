@@ -1,0 +1,53 @@
+"""EnsembleDrafter: several drafters on one context, their trees merged (SpecInfer, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.draft.drafter import DraftContext, Drafter, Proposal
+from specinfer.tree import CandidateKind, TokenTree, Topology, merge
+from specinfer.verify.verdict import Verdict
+
+
+class EnsembleDrafter:
+    """Any mix of drafters. Each may use its share of a request's nodes."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        assert drafters, "an ensemble needs members"
+        self._drafters = tuple(drafters)
+
+    @property
+    def kinds(self) -> frozenset[CandidateKind]:
+        return frozenset().union(*(d.kinds for d in self._drafters))
+
+    def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Any]:
+        share = [
+            replace(c, max_nodes=1 + (c.max_nodes - 1) // len(self._drafters)) for c in contexts
+        ]
+        return [drafter.launch(share, topology) for drafter in self._drafters]
+
+    def collect(self, handle: list[Any]) -> list[Proposal]:
+        proposals = [d.collect(h) for d, h in zip(self._drafters, handle, strict=True)]
+        return [merge_proposals(each) for each in zip(*proposals, strict=True)]
+
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        pass
+
+
+def merge_proposals(proposals: Sequence[Proposal]) -> Proposal:
+    """Merge the trees, and file the laws under the merged drafter numbers and nodes."""
+    tree = merge([p.tree for p in proposals])
+    law: dict[tuple[int, int], NDArray[np.float64]] = {}
+    if any(p.law for p in proposals):
+        places = {tree.path_tokens(node): node for node in range(tree.num_nodes)}
+        num_drafters = 0
+        for proposal in proposals:
+            for (drafter, node), q in proposal.law.items():
+                law[drafter + num_drafters, places[proposal.tree.path_tokens(node)]] = q
+            num_drafters += 1 + max((c.drafter for c in proposal.tree.candidates), default=0)
+    return Proposal(tree, law)

@@ -1,0 +1,233 @@
+"""From an EngineConfig to an Engine: the one place where "auto" is resolved, and logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specinfer.attention import TorchAttention
+from specinfer.cache import KVPool, PrefixCache, SlotAllocator
+from specinfer.cache.pool import bytes_per_slot
+from specinfer.config import EngineConfig
+from specinfer.draft.drafter import Drafter
+from specinfer.draft.ensemble import EnsembleDrafter
+from specinfer.draft.model import DraftVocab, ModelDrafter
+from specinfer.draft.ngram import NgramDrafter
+from specinfer.engine.engine import Engine
+from specinfer.engine.scheduler import Scheduler
+from specinfer.engine.step import Parts
+from specinfer.errors import ConfigError
+from specinfer.metrics import StepTimer
+from specinfer.models.catalog import draft_path, resolve_model_path
+from specinfer.models.linear import LinearFactory
+from specinfer.models.loader import Checkpoint, build_model, open_checkpoint
+from specinfer.models.tokenizer import Tokenizer
+from specinfer.runtime import ModelRunner
+from specinfer.sampling.chooser import Chooser
+from specinfer.sampling.noise import NoiseCache
+from specinfer.tree.token_tree import MAX_NODES
+from specinfer.verify import Verifier, check_kinds, get_verifier
+
+logger = logging.getLogger("specinfer")
+AUTO_KV_BYTES = 2**30
+NGRAM = "ngram"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory. weight_bytes, kv_bytes: what it takes."""
+
+    name: str
+    checkpoint: Checkpoint
+    runner: ModelRunner
+    weight_bytes: int
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load everything. Every error that needs no weights is raised before any is read."""
+    verifier = get_verifier(config.verifier)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    topology = config.topology
+    checkpoint = open_checkpoint(resolve_model_path(config.model))
+    draft_checkpoints = {
+        name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
+    }
+    tokenizer = checkpoint.tokenizer()
+    for name, draft in draft_checkpoints.items():
+        check_vocabulary(name, draft, checkpoint, tokenizer)
+    max_model_len = min(config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position)
+    if config.max_model_len and config.max_model_len > checkpoint.config.max_position:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, the model was made for {checkpoint.config.max_position}"
+        )
+    max_tree_nodes = min(MAX_NODES, getattr(topology, "num_nodes", MAX_NODES)) if config.drafts else 1
+    max_tree_nodes = min(MAX_NODES, 1 + (max_tree_nodes - 1) * max(1, len(config.drafts)))
+    num_slots = resolve_num_slots(config, [checkpoint, *draft_checkpoints.values()], dtype, max_model_len)
+    num_scratch = config.max_num_seqs * (max_tree_nodes + 1)
+
+    target = load(config.model, checkpoint, dtype, device, max_model_len, num_slots, num_scratch=0)
+    drafts = {
+        name: load(name, c, dtype, device, min(max_model_len, c.config.max_position), num_slots, num_scratch)
+        for name, c in draft_checkpoints.items()
+    }
+    log_memory([target, *drafts.values()], num_slots, dtype, device)
+
+    allocator = SlotAllocator(num_slots)
+    allocator.watch([loaded.runner.pool.filled for loaded in (target, *drafts.values())])
+    prefix_cache = PrefixCache(allocator) if config.prefix_cache else None
+    vocab_size = checkpoint.config.vocab_size
+    chooser = Chooser(NoiseCache(vocab_size, device))
+    drafters = [
+        NgramDrafter()
+        if name == NGRAM
+        else model_drafter(drafts[name], chooser, verifier, vocab_size, max_model_len, lane)
+        for lane, name in enumerate(config.drafts)
+    ]
+    drafter: Drafter | None = None
+    if drafters:
+        drafter = drafters[0] if len(drafters) == 1 else EnsembleDrafter(drafters)
+        check_kinds(verifier, drafter.kinds)
+    parts = Parts(
+        scheduler=Scheduler(
+            allocator,
+            prefix_cache,
+            max_num_seqs=config.max_num_seqs,
+            max_step_tokens=config.max_step_tokens,
+        ),
+        runner=target.runner,
+        chooser=chooser,
+        verifier=verifier,
+        drafter=drafter,
+        topology=topology,
+        max_tree_nodes=max_tree_nodes,
+        max_model_len=max_model_len,
+        timer=StepTimer(),
+    )
+    return Engine(parts, tokenizer, allocator, prefix_cache, vocab_size=vocab_size)
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is cuda where there is one. Raises ConfigError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is not known", hint="use cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda was asked for, but there is none", hint="use cpu or auto")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware computes in it, else float32."""
+    if name != "auto":
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
+    has_bf16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
+def resolve_num_slots(
+    config: EngineConfig, checkpoints: Sequence[Checkpoint], dtype: torch.dtype, max_model_len: int
+) -> int:
+    """Slots that the K/V memory holds."""
+    per_slot = sum(
+        bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype) for c in checkpoints
+    )
+    if config.kv_memory is None:
+        wanted = config.max_num_seqs * max_model_len
+        return max(max_model_len + MAX_NODES, min(wanted, AUTO_KV_BYTES // per_slot))
+    num_slots = config.kv_memory // per_slot
+    if num_slots < 2:
+        raise ConfigError(
+            f"kv_memory of {config.kv_memory} bytes holds {num_slots} tokens",
+            hint=f"one token takes {per_slot} bytes",
+        )
+    return num_slots
+
+
+def check_vocabulary(
+    name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer | None
+) -> None:
+    """A draft must speak the target's token ids, or a subset of them by its draft_vocab file."""
+    size = target.config.vocab_size
+    if draft.draft_vocab is not None:
+        if int(draft.draft_vocab.max()) >= size:
+            raise ConfigError(f"draft {name}: its vocabulary names token {draft.draft_vocab.max()}, of {size}")
+        return
+    differs = draft.config.vocab_size != size
+    own = None if differs or tokenizer is None else draft.tokenizer()
+    if own is not None and tokenizer is not None:
+        differs = own.vocab != tokenizer.vocab
+    if differs:
+        raise ConfigError(
+            f"draft {name}: its vocabulary ({draft.config.vocab_size} tokens) is not the target's ({size})",
+            hint="use a draft made for this target, or ngram",
+        )
+
+
+def load(
+    name: str,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_position: int,
+    num_slots: int,
+    num_scratch: int,
+) -> Loaded:
+    """Weights, pool and backend of one model."""
+    factory = LinearFactory(dtype, device)
+    model = build_model(checkpoint, factory, max_position)
+    c = checkpoint.config
+    pool = KVPool(
+        num_layers=c.num_layers,
+        num_slots=num_slots,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        dtype=dtype,
+        device=device,
+        num_scratch=num_scratch,
+    )
+    attention = TorchAttention(
+        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
+    )
+    return Loaded(name, checkpoint, ModelRunner(model, pool, attention, device), factory.num_bytes)
+
+
+def model_drafter(
+    loaded: Loaded, chooser: Chooser, verifier: Verifier, vocab_size: int, max_model_len: int, lane: int
+) -> ModelDrafter:
+    """The drafter of a loaded draft model."""
+    checkpoint = loaded.checkpoint
+    vocab = None
+    if checkpoint.draft_vocab is not None:
+        to_draft = None
+        if checkpoint.embeds_draft_vocab:
+            to_draft = np.zeros(vocab_size, np.int64)
+            to_draft[checkpoint.draft_vocab] = np.arange(len(checkpoint.draft_vocab))
+        device = loaded.runner.pool.k[0].device
+        vocab = DraftVocab(torch.from_numpy(checkpoint.draft_vocab).to(device), to_draft)
+    return ModelDrafter(
+        loaded.runner,
+        chooser,
+        kind=verifier.sampled_kind,
+        vocab=vocab,
+        target_vocab_size=vocab_size,
+        max_position=min(max_model_len, checkpoint.config.max_position),
+        lane=lane,
+    )
+
+
+def log_memory(models: Sequence[Loaded], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    """One table of what the weights, the drafts and the pools take."""
+    lines = [f"{'model':24} {'weights MiB':>12} {'K/V MiB':>9}   ({dtype}, {device}, {num_slots} slots)"]
+    for m in models:
+        lines.append(
+            f"{m.name[-24:]:24} {m.weight_bytes / 2**20:12.1f} {m.runner.pool.num_bytes / 2**20:9.1f}"
+        )
+    logger.info("memory:\n%s", "\n".join(lines))

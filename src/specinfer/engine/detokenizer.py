@@ -1,0 +1,61 @@
+"""Detokenizer: text as tokens arrive, whole characters only, and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """Turns one request's tokens into text.
+
+    `text` is what is certain. A character whose bytes are not all there waits; `flush` ends the waiting.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+        self._decode = decode
+        self._stop = tuple(stop)
+        self._longest_stop = max(map(len, self._stop), default=0)
+        self._ids: list[int] = []
+        # Decoded together so that a tokenizer which treats a text's start apart does so once:
+        # [prefix, read) was decoded before, [read, end) is new.
+        self._prefix = self._read = 0
+        self.text = ""
+        self.ends: list[int] = []
+        """Length of `text` after each token."""
+
+    def add(self, token_id: int) -> str | None:
+        """Take one token. Returns the stop string that its text completed: `text` then ends before it."""
+        self._ids.append(token_id)
+        known = self._decode(self._ids[self._prefix : self._read])
+        both = self._decode(self._ids[self._prefix :])
+        stop = None
+        if not both.endswith(INCOMPLETE) and len(both) > len(known):
+            stop = self._append(both[len(known) :])
+        self.ends.append(len(self.text))
+        return stop
+
+    def flush(self) -> str | None:
+        """End of the tokens: what still waited comes out as it is."""
+        known = self._decode(self._ids[self._prefix : self._read])
+        return self._append(self._decode(self._ids[self._prefix :])[len(known) :])
+
+    def safe_length(self) -> int:
+        """How much of `text` no later token can take back: what may begin a stop string is held."""
+        for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
+            tail = self.text[-length:]
+            if any(s.startswith(tail) for s in self._stop):
+                return len(self.text) - length
+        return len(self.text)
+
+    def _append(self, new: str) -> str | None:
+        self._prefix, self._read = self._read, len(self._ids)
+        start = max(0, len(self.text) - self._longest_stop + 1)
+        self.text += new
+        found = [(at, s) for s in self._stop if (at := self.text.find(s, start)) >= 0]
+        if not found:
+            return None
+        at, stop = min(found)
+        self.text = self.text[:at]
+        return stop

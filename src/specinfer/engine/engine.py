@@ -1,0 +1,108 @@
+"""Engine: requests in, emissions out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from specinfer.cache import PrefixCache, SlotAllocator
+from specinfer.engine.detokenizer import Detokenizer
+from specinfer.engine.request import Request, Status
+from specinfer.engine.step import Emission, Parts, step
+from specinfer.errors import RequestError
+from specinfer.models.tokenizer import Tokenizer
+from specinfer.sampling_params import SamplingParams
+
+
+class Engine:
+    """Owns the requests. Not thread-safe: one caller steps it."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        tokenizer: Tokenizer | None,
+        allocator: SlotAllocator,
+        prefix_cache: PrefixCache | None,
+        *,
+        vocab_size: int,
+    ) -> None:
+        self.parts = parts
+        self.tokenizer = tokenizer
+        self.allocator = allocator
+        self.prefix_cache = prefix_cache
+        self.vocab_size = vocab_size
+        self._num_requests = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.parts.scheduler.waiting or self.parts.scheduler.running)
+
+    def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[Request]:
+        """Queue a prompt; returns its params.n requests. Raises RequestError if it can never run."""
+        self._check(prompt_token_ids, params)
+        self._num_requests += 1
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        requests = [
+            Request(
+                request_id=f"request-{self._num_requests}",
+                prompt_token_ids=prompt_token_ids,
+                params=params,
+                seed=seed,
+                sample_index=i,
+                model_end_token_ids=self.tokenizer.eos_token_ids if self.tokenizer else (),
+                detokenizer=Detokenizer(self._decode, params.stop_strings),
+            )
+            for i in range(params.n)
+        ]
+        for request in requests:
+            self.parts.scheduler.add(request)
+        return requests
+
+    def abort(self, request: Request) -> None:
+        """End a request between steps; its slots are free afterwards. Finished ones are left alone."""
+        if request.status is not Status.FINISHED:
+            request.abort()
+            self.parts.scheduler.finish(request)
+
+    def step(self) -> list[Emission]:
+        """Run one step."""
+        with self.parts.timer.step():
+            return step(self.parts)
+
+    def check_integrity(self) -> None:
+        """Every slot is free, cached or owned by one request, exactly once."""
+        owners = [self.allocator.free_slots.tolist()]
+        if self.prefix_cache is not None:
+            owners.extend(node.slots.tolist() for node in self.prefix_cache.nodes())
+        for request in self.parts.scheduler.running:
+            assert request.table is not None
+            owners.append(request.table.committed[request.table.num_shared :].tolist())
+            owners.append(request.table.reserved.tolist())
+        slots = sorted(slot for owner in owners for slot in owner)
+        assert slots == list(range(self.allocator.num_slots)), "a slot is lost or owned twice"
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids)) if self.tokenizer else ""
+
+    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        if not prompt:
+            raise RequestError("the prompt is empty", hint="give at least one token")
+        bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"prompt token {bad} is outside the vocabulary of {self.vocab_size}")
+        limit = self.parts.max_model_len
+        if len(prompt) + params.max_tokens > limit:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}: "
+                f"together more than the context of {limit}",
+                hint=f"shorten the prompt or set max_tokens to at most {max(0, limit - len(prompt))}",
+            )
+        if len(prompt) + params.max_tokens > self.allocator.num_slots:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}: "
+                f"the K/V memory holds {self.allocator.num_slots}",
+                hint="raise kv_memory or lower max_tokens",
+            )
+        if params.stop_strings and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer", hint="use stop_token_ids")

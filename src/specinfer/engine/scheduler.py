@@ -1,0 +1,126 @@
+"""Scheduler: which requests run in a step, and how many of their tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from specinfer.cache import PrefixCache, SlotAllocator, SlotTable
+from specinfer.engine.request import Request, Status
+
+
+class Scheduled(NamedTuple):
+    """trunk_len known tokens of `request` run in this step; with `max_nodes` > 1 a tree may follow them.
+
+    A trunk that reaches the last token is decoded (it has a verdict); a shorter one is prefill.
+    """
+
+    request: Request
+    trunk_len: int
+    max_nodes: int
+
+    @property
+    def is_decoded(self) -> bool:
+        return self.trunk_len == self.request.num_uncomputed
+
+
+class Scheduler:
+    """First come, first served. Known tokens come first: trees get only slots that nothing else needs, so
+    speculation never preempts; when known tokens do not fit, the youngest request is preempted and computed
+    again later. The oldest request always fits (the engine refuses others), so there is no deadlock."""
+
+    def __init__(
+        self,
+        allocator: SlotAllocator,
+        prefix_cache: PrefixCache | None,
+        *,
+        max_num_seqs: int,
+        max_step_tokens: int,
+    ) -> None:
+        self._allocator = allocator
+        self._prefix_cache = prefix_cache
+        self._max_num_seqs = max_num_seqs
+        self._max_step_tokens = max_step_tokens
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def schedule(self, max_tree_nodes: int) -> list[Scheduled]:
+        """The next step's work. max_tree_nodes: the largest tree wanted, root included."""
+        self._admit()
+        trunks = self._trunks()
+        while sum(trunks) > self._num_available():
+            self._preempt(self.running[-1])
+            trunks = self._trunks()
+        spare = self._num_available() - sum(trunks)
+        result = []
+        for request, trunk in zip(self.running, trunks, strict=True):
+            if not trunk:
+                continue
+            # A tree goes below a root that was computed alone; the step after a prefill is the first with one.
+            nodes = min(max_tree_nodes - 1, spare) if trunk == request.num_uncomputed == 1 else 0
+            spare -= nodes
+            result.append(Scheduled(request, trunk, 1 + nodes))
+        return result
+
+    def finish(self, request: Request) -> None:
+        """Give everything of a finished request back; its K/V stays in the prefix cache while there is room."""
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._close(request)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+
+    def _admit(self) -> None:
+        """Start waiting requests while there are slots for their whole prompts."""
+        while self.waiting and len(self.running) < self._max_num_seqs:
+            request = self.waiting[0]
+            table = SlotTable(self._allocator, self._prefix_cache)
+            # The root is always computed: it may not come from the cache.
+            cached = table.open(request.tokens[:-1])
+            promised = sum(r.num_uncomputed for r in self.running)
+            if len(request.tokens) - cached + promised > self._num_available():
+                table.release()
+                return
+            self.waiting.pop(0)
+            request.table = table
+            request.status = Status.RUNNING
+            if request.num_output_tokens == 0:
+                request.num_cached_tokens = cached
+            self.running.append(request)
+
+    def _trunks(self) -> list[int]:
+        """[running] trunk lengths: roots first, then prefill within the step's budget."""
+        budget = self._max_step_tokens
+        trunks = []
+        for request in self.running:
+            if request.num_uncomputed == 1:
+                trunks.append(1)
+            else:
+                trunks.append(min(request.num_uncomputed, budget))
+                budget -= trunks[-1]
+        return trunks
+
+    def _num_available(self) -> int:
+        cached = self._prefix_cache.num_evictable if self._prefix_cache is not None else 0
+        return self._allocator.num_free + cached
+
+    def _preempt(self, request: Request) -> None:
+        self.num_preemptions += 1
+        self.running.remove(request)
+        self._close(request)
+        request.status = Status.WAITING
+        self.waiting.insert(0, request)
+
+    def _close(self, request: Request) -> None:
+        assert request.table is not None
+        request.table.rollback()
+        request.table.publish(request.tokens[: request.table.num_committed])
+        request.table.release()
+        request.table = None
+
+

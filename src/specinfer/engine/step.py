@@ -1,0 +1,160 @@
+"""One step of the engine. Plain decoding, prefill, chains, trees and ensembles are all this function.
+
+    schedule -> propose trees -> reserve slots -> one target forward -> choose -> verify -> commit -> observe -> emit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specinfer.attention import Span
+from specinfer.draft.drafter import DraftContext, Drafter, Proposal
+from specinfer.engine.request import Request
+from specinfer.engine.scheduler import Scheduled, Scheduler
+from specinfer.metrics import StepTimer
+from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.runtime.batch import trunk_and_tree
+from specinfer.sampling.chooser import Chooser
+from specinfer.sampling.streams import Purpose, stream
+from specinfer.tree import TokenTree, Topology
+from specinfer.verify import Verdict, Verifier
+from specinfer.verify.coin import RandomCoin
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a step works with."""
+
+    scheduler: Scheduler
+    runner: ModelRunner
+    chooser: Chooser
+    verifier: Verifier
+    drafter: Drafter | None
+    topology: Topology
+    max_tree_nodes: int
+    max_model_len: int
+    timer: StepTimer
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one request got from a step: tokens, of which the leading num_accepted came from a draft."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    proposal: Proposal
+
+
+def step(parts: Parts) -> list[Emission]:
+    """Run one step; returns the emissions of the requests that were decoded in it."""
+    scheduled = parts.scheduler.schedule(parts.max_tree_nodes if parts.drafter else 1)
+    if not scheduled:
+        return []
+    with parts.timer.phase("draft"):
+        proposals = propose(parts, scheduled)
+    items = [work_item(s, p.tree) for s, p in zip(scheduled, proposals, strict=True)]
+    with parts.timer.phase("target"):
+        logits, _ = parts.runner.run(Batch.of(items))
+    with parts.timer.phase("verify"):
+        decoded = [(s.request, p) for s, p in zip(scheduled, proposals, strict=True) if s.is_decoded]
+        verdicts = verify(parts, decoded, logits)
+    judged = iter(verdicts)
+    emissions = [
+        commit(parts, s, p, next(judged) if s.is_decoded else None) for s, p in zip(scheduled, proposals, strict=True)
+    ]
+    if parts.drafter and decoded:
+        parts.drafter.observe([p.tree for _, p in decoded], verdicts)
+    return [e for e in emissions if e is not None]
+
+
+def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
+    """A tree for each request that may have one, else its root alone."""
+    proposals = [Proposal(TokenTree.root_only(s.request.tokens[-1]), {}) for s in scheduled]
+    contexts: dict[int, DraftContext] = {}
+    for i, s in enumerate(scheduled):
+        request = s.request
+        # The verdict adds one token of its own, and the deepest node needs a position.
+        max_depth = min(request.num_remaining - 1, parts.max_model_len - len(request.tokens) - 1)
+        if parts.drafter and s.max_nodes > 1 and max_depth > 0:
+            assert request.table is not None
+            contexts[i] = DraftContext(
+                request.tokens, request.table.committed, request.row(), max_depth, s.max_nodes
+            )
+    if parts.drafter and contexts:
+        handle = parts.drafter.launch(list(contexts.values()), parts.topology)
+        for i, proposal in zip(contexts, parts.drafter.collect(handle), strict=True):
+            assert proposal.tree.num_nodes <= contexts[i].max_nodes, "a drafter exceeded its nodes"
+            assert proposal.tree.max_depth <= contexts[i].max_depth, "a drafter exceeded its depth"
+            proposals[i] = proposal
+    return proposals
+
+
+def work_item(s: Scheduled, tree: TokenTree) -> WorkItem:
+    """Reserve slots and lay out the trunk and the tree below its last token."""
+    table = s.request.table
+    assert table is not None
+    start = table.num_committed
+    slots = table.reserve(s.trunk_len + tree.num_draft_tokens)
+    assert slots is not None, "the scheduler promised these slots"
+    trunk = s.request.tokens[start : start + s.trunk_len]
+    span = Span(table.committed, slots, trunk_and_tree(s.trunk_len, tree.parents))
+    rows = np.arange(s.trunk_len - 1, s.trunk_len + tree.num_draft_tokens) if s.is_decoded else np.zeros(0, np.int64)
+    return WorkItem(span, np.concatenate([np.array(trunk, np.int64), tree.token_ids[1:]]), rows)
+
+
+def verify(
+    parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor
+) -> list[Verdict]:
+    """logits: the decoded requests' trees, flattened."""
+    rows = [
+        request.row(proposal.tree.path_tokens(node))
+        for request, proposal in decoded
+        for node in range(proposal.tree.num_nodes)
+    ]
+    if not rows:
+        return []
+    verifier = parts.verifier
+    evidence = parts.chooser.probabilities(logits, rows) if verifier.needs_law else parts.chooser.choose(logits, rows)
+    verdicts = []
+    start = 0
+    for request, (tree, law) in decoded:
+        end = start + tree.num_nodes
+        root = rows[start]
+        coin = RandomCoin(stream(root.seed, root.sample_index, root.position, Purpose.VERIFY, 0))
+        verdicts.append(verifier.verify(tree, law, evidence[start:end], coin))
+        start = end
+    return verdicts
+
+
+def commit(parts: Parts, s: Scheduled, proposal: Proposal, verdict: Verdict | None) -> Emission | None:
+    """Keep the trunk and the accepted path, drop the other branches, hand the tokens on."""
+    request, tree = s.request, proposal.tree
+    assert request.table is not None
+    if verdict is None:
+        commit_slots(parts, request, range(s.trunk_len))
+        return None
+    path_tokens = [int(tree.token_ids[node]) for node in verdict.path]
+    is_first = request.num_output_tokens == 0
+    taken = request.accept([*path_tokens, verdict.next_token])
+    num_accepted = min(taken, len(verdict.path))
+    kept = [s.trunk_len - 1 + node for node in verdict.path[:num_accepted]]
+    commit_slots(parts, request, [*range(s.trunk_len), *kept])
+    request.observe(tree, num_accepted)
+    emitted = tuple([*path_tokens, verdict.next_token][:taken])
+    if request.finish_reason is not None:
+        parts.scheduler.finish(request)
+    elif is_first:
+        request.table.publish(request.tokens[: request.table.num_committed])
+    return Emission(request, emitted, num_accepted, proposal)
+
+
+def commit_slots(parts: Parts, request: Request, path: Sequence[int]) -> None:
+    """Keep reserved[path]: their K/V was written by this step's forward."""
+    assert request.table is not None
+    request.table.commit(path)
+    parts.runner.pool.filled[request.table.committed[-len(path) :]] = True

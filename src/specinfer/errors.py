@@ -1,0 +1,40 @@
+"""Errors a user can meet.
+
+    SpecinferError                something a person can act on
+    |-- ConfigError (ValueError)  a setting is wrong: found before any work is done
+    |-- RequestError (ValueError) one request is wrong: the engine and its other requests go on
+    |-- ModelError                a checkpoint is missing, corrupt or not supported
+    `-- DownloadError             something could not be fetched
+
+`hint` is the way out, one line. Internal invariants are asserts, never these.
+"""
+
+from __future__ import annotations
+
+
+class SpecinferError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(SpecinferError, ValueError):
+    """A setting that cannot work; raised before weights are loaded where that is possible."""
+
+
+class RequestError(SpecinferError, ValueError):
+    """A single request that cannot be served."""
+
+
+class ModelError(SpecinferError):
+    """A checkpoint that is missing, corrupt, truncated or of an unsupported kind."""
+
+
+class DownloadError(SpecinferError):
+    """A file that could not be fetched or failed its hash."""

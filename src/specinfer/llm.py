@@ -1,0 +1,186 @@
+"""LLM: the offline interface, in the shapes people know from vLLM."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specinfer.config import DEFAULT_TREE, DType, EngineConfig
+from specinfer.engine.build import build_engine
+from specinfer.engine.request import Request
+from specinfer.engine.step import Emission
+from specinfer.errors import RequestError
+from specinfer.models.tokenizer import Tokenizer
+from specinfer.outputs import RequestOutput, StreamChunk
+from specinfer.sampling_params import SamplingParams
+from specinfer.tree import Topology
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """A target model with its drafts, ready to generate.
+
+        llm = LLM("smollm2-135m", drafts=["default"])
+        llm.generate("The sea is", SamplingParams(temperature=0))[0].outputs[0].text
+
+    See EngineConfig for the settings. With the coupled verifier the tokens are the same with and without
+    drafts. Raises ConfigError, ModelError or DownloadError.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        drafts: Sequence[str] = (),
+        tree: str | Topology = DEFAULT_TREE,
+        verifier: str = "coupled",
+        dtype: DType = "auto",
+        device: str = "auto",
+        **limits: Any,
+    ) -> None:
+        """limits: max_num_seqs, max_model_len, max_step_tokens, kv_memory, prefix_cache of EngineConfig."""
+        names = (drafts,) if isinstance(drafts, str) else tuple(drafts)
+        config = EngineConfig(
+            model=str(model), drafts=names, tree=tree, verifier=verifier, dtype=dtype, device=device, **limits
+        )
+        self.engine = build_engine(config)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer. Raises RequestError where the checkpoint has none."""
+        if self.engine.tokenizer is None:
+            raise RequestError("the model has no tokenizer", hint="give prompts as token ids")
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per prompt, in order. progress: a bar on stderr, if that is a terminal.
+
+        Raises RequestError before any work is done when one of the prompts cannot be served; when the call is
+        interrupted, its requests are aborted and their slots freed.
+        """
+        many = as_prompts(prompts)
+        params = sampling_params if sampling_params is not None else SamplingParams()
+        each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(many):
+            raise RequestError(f"{len(many)} prompts, but {len(each)} sampling params")
+        groups: list[list[Request]] = []
+        try:
+            for prompt, p in zip(many, each, strict=True):
+                groups.append(self.engine.add_request(self._ids(prompt), p))
+            self._run([r for group in groups for r in group], progress)
+        finally:
+            for request in (r for group in groups for r in group):
+                self.engine.abort(request)
+        return [
+            RequestOutput(
+                request_id=group[0].request_id,
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_token_ids=tuple(group[0].tokens[: group[0].num_prompt_tokens]),
+                outputs=[request.completion() for request in group],
+            )
+            for prompt, group in zip(many, groups, strict=True)
+        ]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}."""
+        several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        prompts = [self.tokenizer.apply_chat_template([dict(m) for m in one]) for one in several]  # type: ignore[arg-type, union-attr, call-overload]
+        return self.generate(prompts, sampling_params, progress=progress)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Chunks of one sample as its steps emit them. Closing the iterator aborts the request."""
+        params = sampling_params or SamplingParams()
+        if params.n != 1:
+            raise RequestError("n must be 1 in a stream")
+        request = self.engine.add_request(self._ids(prompt), params)[0]
+        return self._chunks(request)
+
+    def _chunks(self, request: Request) -> Iterator[StreamChunk]:
+        sent = 0
+        try:
+            while request.finish_reason is None:
+                for emission in self.engine.step():
+                    if emission.request is request:
+                        chunk, sent = stream_chunk(emission, sent)
+                        yield chunk
+        finally:
+            self.engine.abort(request)
+
+    def _run(self, requests: Sequence[Request], progress: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        shown = progress and len(requests) > 1 and sys.stderr.isatty()
+        with Progress(console=console, disable=not shown, transient=True) as bar:
+            task = bar.add_task("generating", total=len(requests))
+            pending = set(requests)
+            while pending:
+                self.engine.step()
+                done = {r for r in pending if r.finish_reason is not None}
+                pending -= done
+                if done:
+                    bar.advance(task, len(done))
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return [int(t) for t in prompt]
+        if not prompt:
+            raise RequestError("the prompt is empty", hint="give at least one character")
+        return self.tokenizer.encode(prompt)
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single text or list of token ids is a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def stream_chunk(emission: Emission, sent: int) -> tuple[StreamChunk, int]:
+    """The text that an emission made certain, and how much has now been sent."""
+    request = emission.request
+    finished = request.finish_reason is not None
+    end = len(request.detokenizer.text) if finished else request.detokenizer.safe_length()
+    text = request.detokenizer.text[sent:end]
+    return (
+        StreamChunk(
+            text=text,
+            token_ids=emission.token_ids,
+            pieces=pieces(request, sent, end),
+            output=request.completion() if finished else None,
+        ),
+        end,
+    )
+
+
+def pieces(request: Request, start: int, end: int) -> tuple[tuple[str, bool], ...]:
+    """text[start:end] cut where accepted draft tokens and the target's own meet."""
+    runs: list[tuple[str, bool]] = []
+    text_start = 0
+    for text_end, accepted in zip(request.detokenizer.ends, request.is_accepted, strict=True):
+        part = request.detokenizer.text[max(start, text_start) : min(end, text_end)]
+        text_start = text_end
+        if part and runs and runs[-1][1] == accepted:
+            runs[-1] = (runs[-1][0] + part, accepted)
+        elif part:
+            runs.append((part, accepted))
+    rest = request.detokenizer.text[max(start, text_start) : end]
+    return (*runs, (rest, False)) if rest else tuple(runs)

@@ -1,0 +1,98 @@
+"""From a path to a checkpoint, and from a checkpoint to a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import torch
+from numpy.typing import NDArray
+
+from specinfer.errors import ModelError
+from specinfer.models.config import ModelConfig
+from specinfer.models.gguf import GGUFFile
+from specinfer.models.linear import LinearFactory
+from specinfer.models.llama import Llama
+from specinfer.models.tokenizer import Tokenizer
+from specinfer.models.weights import SafetensorsWeights, WeightSource
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+DRAFT_VOCAB_FILE = "draft_vocab.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: its config is read and checked, its weights are not.
+
+    draft_vocab: [draft vocabulary] target token ids of a draft that works on a subset, else None.
+    """
+
+    path: Path
+    config: ModelConfig
+    weights: WeightSource
+    draft_vocab: NDArray[np.int64] | None = None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer stored with the weights, None where there is none."""
+        if isinstance(self.weights, GGUFFile):
+            return Tokenizer.from_gguf(self.weights)
+        if not any((self.path / name).exists() for name in TOKENIZER_FILES):
+            return None
+        return Tokenizer.from_directory(self.path)
+
+    @property
+    def embeds_draft_vocab(self) -> bool:
+        """Whether the input embedding, too, works on the subset (token ids are mapped before it)."""
+        if self.draft_vocab is None:
+            return False
+        return self.weights.get("model.embed_tokens.weight").shape[0] == len(self.draft_vocab)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A GGUF file or a Hugging Face directory. Raises ModelError."""
+    if path.is_file():
+        gguf = GGUFFile(path)
+        return Checkpoint(path, ModelConfig.from_hf(gguf.config(), path.name), gguf)
+    config_path = path / "config.json"
+    try:
+        raw = json.loads(config_path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path}: no config.json", hint="give a Hugging Face model directory, a .gguf file or a hub name"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{config_path}: not readable as JSON ({error})", hint="fetch the file again") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{config_path}: not a JSON object", hint="fetch the file again")
+    config = ModelConfig.from_hf(raw, str(config_path))
+    return Checkpoint(path, config, SafetensorsWeights(path), read_draft_vocab(path, config.vocab_size))
+
+
+def read_draft_vocab(directory: Path, size: int) -> NDArray[np.int64] | None:
+    """`d2t` of draft_vocab.safetensors: [draft vocabulary] target token ids, or None without the file."""
+    path = directory / DRAFT_VOCAB_FILE
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(str(path), "pt") as file:
+            ids = file.get_tensor("d2t").to(torch.int64).numpy()
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{path}: not readable ({error})", hint="fetch the file again") from None
+    if ids.ndim != 1 or len(ids) == 0 or ids.min() < 0 or len(np.unique(ids)) != len(ids):
+        raise ModelError(f"{path}: d2t must be a list of distinct target token ids")
+    return np.asarray(ids, np.int64)
+
+
+def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: int) -> Llama:
+    """Load the weights. max_position: positions that will be used. Raises ModelError."""
+    config = checkpoint.config
+    try:
+        model = Llama(config, checkpoint.weights, factory, max_position)
+    except RuntimeError as error:
+        raise ModelError(f"{checkpoint.path}: weights do not fit the config ({error})") from None
+    return model
+
+

@@ -1,0 +1,129 @@
+"""Where the tensors of a checkpoint come from: one protocol, and the safetensors kind of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specinfer.errors import ModelError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class WeightSource(Protocol):
+    """Tensors by their Hugging Face name, read one at a time."""
+
+    def names(self) -> Collection[str]:
+        """Every tensor this source has. Testing membership is cheap."""
+        ...
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, in the shape Hugging Face gives it: fp32, bf16 or fp16.
+
+        Raises ModelError if there is no such tensor or it cannot be read.
+        """
+        ...
+
+
+def missing_tensor(name: str, where: Path) -> ModelError:
+    """The error for a tensor that the model needs and the checkpoint lacks."""
+    return ModelError(
+        f"{where} has no tensor {name!r}",
+        hint="the configuration and the weights disagree: check that both belong to the same model",
+    )
+
+
+class SafetensorsWeights:
+    """The weights of a Hugging Face directory, `model.safetensors` or sharded by its index.
+
+    Files are memory-mapped: a tensor is read when it is asked for. Every file is opened at once, so
+    that a missing, corrupt or truncated one is found before any work is done (ModelError).
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        self._shards: dict[str, Any] = {}
+        if (self.directory / SINGLE_FILE).is_file():
+            names = self._open(SINGLE_FILE)
+            self._file_of = dict.fromkeys(names, SINGLE_FILE)
+        elif (self.directory / INDEX_FILE).is_file():
+            self._file_of = self._read_index()
+        else:
+            raise self._no_weights()
+
+    def names(self) -> Collection[str]:
+        return self._file_of.keys()
+
+    def get(self, name: str) -> torch.Tensor:
+        if name not in self._file_of:
+            raise missing_tensor(name, self.directory)
+        file = self._file_of[name]
+        try:
+            tensor: torch.Tensor = self._shards[file].get_tensor(name)
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise ModelError(
+                f"cannot read tensor {name!r} of {self.directory / file}: {error}",
+                hint="the file is damaged or of a kind safetensors does not know: fetch it again",
+            ) from error
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ModelError(
+                f"tensor {name!r} of {self.directory / file} is stored as {tensor.dtype}",
+                hint="fp32, bf16 and fp16 are read: use an unquantised checkpoint or a GGUF file",
+            )
+        return tensor
+
+    def _open(self, file: str) -> list[str]:
+        """Opens one file, checks its header against its size, and returns its tensor names."""
+        path = self.directory / file
+        try:
+            shard = cast(Any, safe_open(path, framework="pt", device="cpu"))
+            names = [str(name) for name in shard.keys()]  # noqa: SIM118 - not a mapping
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(
+                f"{path} is not a whole safetensors file: {error}",
+                hint="the file is corrupt or was cut short: delete it and fetch it again",
+            ) from error
+        self._shards[file] = shard
+        return names
+
+    def _read_index(self) -> dict[str, str]:
+        path = self.directory / INDEX_FILE
+        hint = "fetch the index and every shard it names again"
+        try:
+            file_of = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+            file_of = {str(name): str(file) for name, file in file_of.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path} is not a safetensors index: {error}", hint=hint) from error
+        if not file_of:
+            raise ModelError(f"{path} names no tensors", hint=hint)
+        for file in sorted(set(file_of.values())):
+            if Path(file).name != file:
+                raise ModelError(f"{path} names {file!r}, which is not a file beside it", hint=hint)
+            if not (self.directory / file).is_file():
+                raise ModelError(f"{path} names {file}, which is missing from {self.directory}", hint=hint)
+            present = set(self._open(file))
+            absent = [name for name, where in file_of.items() if where == file and name not in present]
+            if absent:
+                raise ModelError(f"{path} says that {file} holds {absent[0]!r}, but it does not", hint=hint)
+        return file_of
+
+    def _no_weights(self) -> ModelError:
+        if not self.directory.is_dir():
+            return ModelError(f"there is no model directory {self.directory}", hint="check the path")
+        pickles = sorted(self.directory.glob("*.bin")) + sorted(self.directory.glob("*.pt*"))
+        if pickles:
+            return ModelError(
+                f"{self.directory} holds only pickled weights ({pickles[0].name}); unpickling runs code, so "
+                "they are not read",
+                hint="convert them: save_pretrained of transformers writes safetensors",
+            )
+        return ModelError(
+            f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}",
+            hint="a model directory holds config.json and safetensors weights; name a GGUF file by its path",
+        )

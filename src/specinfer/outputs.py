@@ -1,0 +1,91 @@
+"""What a request returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationStats:
+    """How one completion was made.
+
+    num_steps: target forwards that emitted tokens (prefill chunks before the first token not counted).
+    num_draft_tokens: tree nodes verified, roots excluded.
+    num_accepted_tokens: draft tokens on accepted paths.
+    accepted_per_depth: [i] is how often a path reached depth i + 1.
+    drafted_per_depth: [i] is how often a tree had a node at depth i + 1.
+    num_cached_tokens: prompt tokens found in the prefix cache.
+    ttft: seconds from arrival to the first token.
+    tpot: seconds per output token after the first; None with fewer than two tokens.
+    """
+
+    num_steps: int
+    num_output_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_depth: tuple[int, ...]
+    drafted_per_depth: tuple[int, ...]
+    num_cached_tokens: int
+    ttft: float | None
+    tpot: float | None
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Accepted draft tokens per step, without the bonus token."""
+        return self.num_accepted_tokens / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per step, the bonus token included."""
+        return 1.0 + self.mean_accepted_tokens if self.num_steps else 0.0
+
+    @property
+    def acceptance_per_depth(self) -> tuple[float, ...]:
+        """[i]: share of the trees that reach depth i + 1 whose accepted path does too."""
+        return tuple(a / d for a, d in zip(self.accepted_per_depth, self.drafted_per_depth, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One sample of one prompt.
+
+    seed: the seed in force, also when none was given. index: the sample index.
+    stop_reason: the stop string or token id that ended it, None at the model's end token.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    seed: int
+    stats: GenerationStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """All samples of one prompt, in the order of their index."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: Sequence[CompletionOutput]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamChunk:
+    """What one step added to a stream.
+
+    pieces: the new text cut into (text, accepted) runs; accepted text came from a draft, the rest is the
+    target's own. A piece may be empty while a multi-byte character is incomplete.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    pieces: tuple[tuple[str, bool], ...] = field(default=())
+    output: CompletionOutput | None = None
+    """The finished completion, on the last chunk only."""

@@ -1,0 +1,6 @@
+"""One forward of one model over a flattened batch."""
+
+from specinfer.runtime.batch import Batch, WorkItem
+from specinfer.runtime.runner import ModelRunner
+
+__all__ = ["Batch", "ModelRunner", "WorkItem"]

@@ -1,0 +1,52 @@
+"""Batch: work items flattened into one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.attention import Span
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One request's part of a forward: a trunk of known tokens with a tree below its last one.
+
+    token_ids: [num_tokens], in the order of the span; logits_rows: the tokens whose logits are wanted.
+    """
+
+    span: Span
+    token_ids: Ints
+    logits_rows: Ints
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Flattened over items: token_ids, positions [num_tokens]; logits_rows indexes them."""
+
+    spans: tuple[Span, ...]
+    token_ids: Ints
+    positions: Ints
+    logits_rows: Ints
+
+    @staticmethod
+    def of(items: Sequence[WorkItem]) -> Batch:
+        """Concatenate in order."""
+        starts = np.cumsum([0] + [item.span.num_tokens for item in items])
+        return Batch(
+            tuple(item.span for item in items),
+            np.concatenate([item.token_ids for item in items]),
+            np.concatenate([len(item.span.context_slots) + item.span.depths() for item in items]),
+            np.concatenate([start + item.logits_rows for start, item in zip(starts, items, strict=False)]),
+        )
+
+
+def trunk_and_tree(trunk_len: int, tree_parents: Ints) -> Ints:
+    """Span parents of a trunk whose last token is the tree's root: [trunk_len + len(tree_parents) - 1]."""
+    below = np.where(tree_parents[1:] > 0, tree_parents[1:] + trunk_len - 1, trunk_len - 1)
+    return np.concatenate([np.arange(-1, trunk_len - 1), below])

@@ -1,0 +1,56 @@
+"""ModelRunner: one model, its K/V pool and its attention backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from specinfer.attention import AttentionBackend
+from specinfer.cache import KVPool
+from specinfer.models.config import ModelConfig
+from specinfer.models.llama import CosSin, LlamaLayer
+from specinfer.runtime.batch import Batch
+
+
+class Model(Protocol):
+    """What a model file offers its runner."""
+
+    config: ModelConfig
+    layers: list[LlamaLayer]
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor: ...
+
+    def positions(self, positions: torch.Tensor) -> CosSin: ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+class ModelRunner:
+    """Target and drafts are instances of this one class."""
+
+    def __init__(self, model: Model, pool: KVPool, attention: AttentionBackend, device: torch.device) -> None:
+        self.model = model
+        self.pool = pool
+        self._attention = attention
+        self._device = device
+
+    @torch.inference_mode()
+    def run(
+        self, batch: Batch, capture_layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Logits [len(batch.logits_rows), vocab_size], and the hidden rows [num_tokens, hidden_size] after
+        each layer of `capture_layers`. K/V goes to the spans' slots."""
+        hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device))
+        shared = self.model.positions(torch.from_numpy(batch.positions).to(self._device))
+        self._attention.plan(batch.spans)
+        captured: dict[int, torch.Tensor] = {}
+        for i, layer in enumerate(self.model.layers):
+            hidden = layer(hidden, shared, self._attention)
+            if i in capture_layers:
+                captured[i] = hidden
+        if not len(batch.logits_rows):
+            return hidden.new_zeros((0, self.model.config.vocab_size)), captured
+        rows = torch.from_numpy(batch.logits_rows).to(self._device)
+        return self.model.head(hidden.index_select(0, rows)), captured

@@ -1,0 +1,22 @@
+"""Sampling: noise, processors, the target's choice and a draft's picks. Knows rows, never a tree."""
+
+from specinfer.sampling.chooser import Chooser
+from specinfer.sampling.noise import NoiseCache, NoiseKey, gumbel
+from specinfer.sampling.pick import draw_iid, draw_without_replacement, pick_top
+from specinfer.sampling.processors import process
+from specinfer.sampling.row import Row
+from specinfer.sampling.streams import Purpose, stream
+
+__all__ = [
+    "Chooser",
+    "NoiseCache",
+    "NoiseKey",
+    "Purpose",
+    "Row",
+    "draw_iid",
+    "draw_without_replacement",
+    "gumbel",
+    "pick_top",
+    "process",
+    "stream",
+]

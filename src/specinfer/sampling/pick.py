@@ -1,0 +1,76 @@
+"""How a draft picks a node's children: the best of a perturbed row, or draws from q."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Picked = tuple[list[int], list[float]]
+"""Columns, best first, and each one's score in [0, 1]."""
+
+
+def pick_top(perturbed: torch.Tensor, counts: Sequence[int]) -> list[Picked]:
+    """Each row's best columns: `counts[i]` of row i. perturbed: [n, V] fp32, from `Chooser.perturbed`.
+
+    Fewer when fewer survive the processors; the lowest column wins a tie, as it does in the target's
+    choice. A score is the column's share in the softmax of the perturbed row: an estimate, from the gaps
+    between perturbed scores (design.md 2), that the target makes this choice.
+    """
+    widest = min(max(counts, default=0), perturbed.shape[1])
+    if widest < 1:
+        return [([], []) for _ in counts]
+    values = perturbed.topk(widest, dim=1).values
+    last = torch.as_tensor([max(min(count, widest), 1) - 1 for count in counts], device=perturbed.device)
+    bounds = values.gather(1, last.unsqueeze(1))
+    # topk promises no order among ties, so take all that reach the last one's value and sort here.
+    rows, columns = (perturbed >= bounds).nonzero(as_tuple=True)
+    found = perturbed[rows, columns]
+    logs = found - torch.logsumexp(perturbed, dim=1)[rows]
+    row_of, column_of = rows.cpu().numpy(), columns.cpu().numpy()
+    value_of, score_of = found.cpu().numpy(), np.exp(logs.double().cpu().numpy()).clip(0.0, 1.0)
+    order = np.lexsort((column_of, -value_of, row_of))
+    order = order[value_of[order] > -np.inf]
+    starts = np.searchsorted(row_of[order], np.arange(len(counts) + 1))
+    result: list[Picked] = []
+    for row, count in enumerate(counts):
+        mine = order[starts[row] : min(starts[row + 1], starts[row] + max(count, 0))]
+        result.append((column_of[mine].tolist(), score_of[mine].tolist()))
+    return result
+
+
+def draw_iid(q: NDArray[np.float64], count: int, generator: np.random.Generator) -> list[int]:
+    """`count` independent draws from q, [V] fp64, in draw order; never a token of probability 0.
+
+    Raises ValueError when q has no mass.
+    """
+    cumulative = _cumulative(q)
+    if cumulative is None:
+        raise ValueError("q has no probability mass")
+    return [_draw(generator.random(), cumulative) for _ in range(count)]
+
+
+def draw_without_replacement(q: NDArray[np.float64], count: int, generator: np.random.Generator) -> list[int]:
+    """Up to `count` different draws from q, [V] fp64, in draw order, each from q without the earlier ones,
+    renormalised. Fewer when q's support is smaller: a number that depends on q only."""
+    rest = q.astype(np.float64)
+    drawn: list[int] = []
+    while len(drawn) < count and (cumulative := _cumulative(rest)) is not None:
+        drawn.append(_draw(generator.random(), cumulative))
+        rest[drawn[-1]] = 0.0
+    return drawn
+
+
+def _cumulative(weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Running sums, None when there is no mass."""
+    cumulative = np.cumsum(weights)
+    return cumulative if len(cumulative) and cumulative[-1] > 0.0 else None
+
+
+def _draw(u: float, cumulative: NDArray[np.float64]) -> int:
+    """The index whose share covers u in [0, 1)."""
+    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    # Rounding can put u * total on the total itself: the last index that adds to the sum, then.
+    return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))

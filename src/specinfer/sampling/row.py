@@ -1,0 +1,33 @@
+"""Row: where a row of logits stands, which is all a sampler may know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specinfer.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of logits, target's or draft's.
+
+    position: absolute position of the token that the row decides (the prompt starts at 0).
+    num_prompt_tokens: position minus this is how many tokens were generated before it, path included.
+    end_token_ids: tokens that end the request (none with ignore_eos, save the request's own stop tokens).
+    history: committed tokens, prompt and root included; path: tree tokens below the root, this node's last.
+    """
+
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    position: int
+    num_prompt_tokens: int
+    end_token_ids: tuple[int, ...]
+    history: Sequence[int]
+    path: tuple[int, ...] = ()
+
+    @property
+    def noise_key(self) -> tuple[int, int, int]:
+        """(seed, sample index, position): everything a noise row depends on."""
+        return (self.seed, self.sample_index, self.position)

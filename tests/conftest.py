@@ -1,0 +1,173 @@
+"""Fixtures: tiny random models, and the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from specinfer.models.catalog import resolve_model_path
+
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+WriteModel = Callable[..., Path]
+TINY_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def random_weights(config: dict[str, Any], seed: int, scale: float) -> dict[str, torch.Tensor]:
+    """Weights wild enough that a random model's choices depend on its whole context."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    heads, kv_heads, ff = (
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["intermediate_size"],
+    )
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * scale / columns**0.5
+
+    weights = {
+        "model.embed_tokens.weight": torch.randn(config["vocab_size"], hidden, generator=generator),
+        "model.norm.weight": 1 + 0.1 * torch.randn(hidden, generator=generator),
+    }
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = matrix(config["vocab_size"], hidden)
+    for i in range(config["num_hidden_layers"]):
+        name = f"model.layers.{i}"
+        sizes = {
+            "self_attn.q_proj": (heads * head_dim, hidden),
+            "self_attn.k_proj": (kv_heads * head_dim, hidden),
+            "self_attn.v_proj": (kv_heads * head_dim, hidden),
+            "self_attn.o_proj": (hidden, heads * head_dim),
+            "mlp.gate_proj": (ff, hidden),
+            "mlp.up_proj": (ff, hidden),
+            "mlp.down_proj": (hidden, ff),
+        }
+        for part, size in sizes.items():
+            weights[f"{name}.{part}.weight"] = matrix(*size)
+            is_attention = part.startswith("self_attn")
+            if config.get("attention_bias" if is_attention else "mlp_bias"):
+                weights[f"{name}.{part}.bias"] = 0.1 * torch.randn(size[0], generator=generator)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{name}.{norm}.weight"] = 1 + 0.1 * torch.randn(hidden, generator=generator)
+    return weights
+
+
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Bytes, two special tokens and filler words up to the vocabulary's size."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {c: i for i, c in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|start|>", "<|end|>"])
+    backend.add_tokens([f"<w{i}>" for i in range(258, vocab_size)])
+    backend.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+
+
+@pytest.fixture(scope="session")
+def write_model() -> WriteModel:
+    """write_model(directory, seed=0, scale=..., tokenizer=True, like=(directory, noise), **config changes).
+
+    like: start from another model's weights plus noise, to get a draft that sometimes agrees.
+    """
+
+    def write(
+        directory: Path,
+        *,
+        seed: int = 0,
+        scale: float = 2.0,
+        tokenizer: bool = True,
+        noise_on: dict[str, torch.Tensor] | None = None,
+        noise: float = 0.0,
+        **changes: Any,
+    ) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        config = {**TINY_CONFIG, **changes}
+        (directory / "config.json").write_text(json.dumps(config))
+        weights = random_weights(config, seed, scale)
+        if noise_on is not None:
+            weights = {
+                name: noise_on[name] + noise * noise_on[name].std() * torch.randn_like(w)
+                for name, w in weights.items()
+            }
+        save_file(weights, str(directory / "model.safetensors"))
+        if tokenizer:
+            write_tokenizer(directory, config["vocab_size"])
+        return directory
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, write_model: WriteModel) -> Path:
+    """A random two-layer Llama with 300 tokens, a tokenizer and a chat template; 512 positions."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteModel) -> Path:
+    """A draft for `tiny_model`: its first layer, disturbed, so that it is right now and then."""
+    torch.manual_seed(7)
+    return write_model(
+        tmp_path_factory.mktemp("models") / "draft",
+        noise_on=random_weights(TINY_CONFIG, 0, 2.0),
+        noise=0.15,
+        tokenizer=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def other_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteModel) -> Path:
+    """A second draft that works on a subset of the vocabulary, in its head and its embedding."""
+    torch.manual_seed(8)
+    directory = write_model(
+        tmp_path_factory.mktemp("models") / "other", seed=3, tokenizer=False, vocab_size=200, num_hidden_layers=1
+    )
+    d2t = torch.from_numpy(np.random.default_rng(0).permutation(300)[:200]).to(torch.int32)
+    save_file({"d2t": d2t}, str(directory / "draft_vocab.safetensors"))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The built-in target, downloaded on first use."""
+    return resolve_model_path("smollm2-135m")
