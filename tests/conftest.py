@@ -160,7 +160,11 @@ def other_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteMode
     """A second draft that works on a subset of the vocabulary, in its head and its embedding."""
     torch.manual_seed(8)
     directory = write_model(
-        tmp_path_factory.mktemp("models") / "other", seed=3, tokenizer=False, vocab_size=200, num_hidden_layers=1
+        tmp_path_factory.mktemp("models") / "other",
+        seed=3,
+        tokenizer=False,
+        vocab_size=200,
+        num_hidden_layers=1,
     )
     d2t = torch.from_numpy(np.random.default_rng(0).permutation(300)[:200]).to(torch.int32)
     save_file({"d2t": d2t}, str(directory / "draft_vocab.safetensors"))

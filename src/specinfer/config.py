@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from specinfer.errors import ConfigError
-from specinfer.tree import Topology, parse_topology
 
 DType = Literal["auto", "bfloat16", "float32"]
 DEFAULT_TREE = "2,1,1"
@@ -19,7 +18,7 @@ class EngineConfig:
     model: a built-in name, a Hugging Face directory, a .gguf file or a hub name.
     drafts: draft models of the same kinds, "default" for the drafts shipped for a built-in model, "ngram" for
         prompt lookup; several are merged; none is plain decoding.
-    tree: the topology of a draft's tree, as text ("3,2,1,1") or as an object.
+    tree: the topology of a draft's tree, as text ("3,2,1,1") or as a Topology.
     verifier: coupled, multi_step or without_replacement.
     dtype: auto is bfloat16 where the hardware computes in it, else float32.
     device: a torch device; auto is cuda where there is one.
@@ -32,7 +31,7 @@ class EngineConfig:
 
     model: str
     drafts: tuple[str, ...] = ()
-    tree: str | Topology = DEFAULT_TREE
+    tree: str | Any = DEFAULT_TREE
     verifier: str = "coupled"
     dtype: DType = "auto"
     device: str = "auto"
@@ -52,13 +51,6 @@ class EngineConfig:
         for name in ("max_model_len", "kv_memory"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
-        if self.drafts and isinstance(self.tree, str):
-            parse_topology(self.tree)
-
-    @property
-    def topology(self) -> Topology:
-        """The tree, parsed."""
-        return parse_topology(self.tree) if isinstance(self.tree, str) else self.tree
 
 
 def check_positive(name: str, value: object) -> None:

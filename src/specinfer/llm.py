@@ -8,8 +8,8 @@ from typing import Any
 
 from specinfer.config import DEFAULT_TREE, DType, EngineConfig
 from specinfer.engine.build import build_engine
+from specinfer.engine.parts import Emission
 from specinfer.engine.request import Request
-from specinfer.engine.step import Emission
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.outputs import RequestOutput, StreamChunk
@@ -99,7 +99,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": ..., "content": ...}."""
         several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = [self.tokenizer.apply_chat_template([dict(m) for m in one]) for one in several]  # type: ignore[arg-type, union-attr, call-overload]
+        prompts = [self.tokenizer.apply_chat_template([dict(m) for m in one]) for one in several]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, progress=progress)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:

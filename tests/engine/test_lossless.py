@@ -131,9 +131,7 @@ def test_arbitrary_trees_change_nothing(
     ]
     roomy = engines(256, 4000, False, dtype)
     alone = [[r.completion() for r in run(roomy, [p], [sp])] for p, sp in zip(prompts, params, strict=True)]
-    answers = {
-        (*prompt, c.index): c.token_ids for prompt, cs in zip(prompts, alone, strict=True) for c in cs
-    }
+    answers = {(*prompt, c.index): c.token_ids for prompt, cs in zip(prompts, alone, strict=True) for c in cs}
     llm = engines(max_step_tokens, num_slots, prefix_cache, dtype)
     plain = llm.engine.parts
     try:
@@ -183,7 +181,9 @@ def replace_max_tokens(params: SamplingParams, done: int) -> SamplingParams:
     return replace(params, max_tokens=done + 2, min_tokens=0)
 
 
-@pytest.mark.parametrize("drafts", [["draft"], ["other"], ["ngram"], ["draft", "other"], ["other", "ngram", "draft"]])
+@pytest.mark.parametrize(
+    "drafts", [["draft"], ["other"], ["ngram"], ["draft", "other"], ["other", "ngram", "draft"]]
+)
 @pytest.mark.parametrize("tree", ["1,1,1,1", "3,2,1,1"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_drafter(

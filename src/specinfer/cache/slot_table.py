@@ -1,7 +1,7 @@
 """SlotTable: one request's slots.
 
-    slots   | 0 ........ num_shared | ........ num_committed | reserved ...
-    owner   | the prefix cache      | this table             | this table, until commit or rollback
+slots   | 0 ........ num_shared | ........ num_committed | reserved ...
+owner   | the prefix cache      | this table             | this table, until commit or rollback
 """
 
 from __future__ import annotations

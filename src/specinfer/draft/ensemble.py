@@ -26,9 +26,7 @@ class EnsembleDrafter:
         return frozenset().union(*(d.kinds for d in self._drafters))
 
     def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Any]:
-        share = [
-            replace(c, max_nodes=1 + (c.max_nodes - 1) // len(self._drafters)) for c in contexts
-        ]
+        share = [replace(c, max_nodes=1 + (c.max_nodes - 1) // len(self._drafters)) for c in contexts]
         return [drafter.launch(share, topology) for drafter in self._drafters]
 
     def collect(self, handle: list[Any]) -> list[Proposal]:

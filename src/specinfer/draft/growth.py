@@ -77,7 +77,7 @@ def expand(topology: Topology, depth: int, trees: Sequence[GrowingTree | None]) 
     counts: NDArray[np.int64] = topology.expand(
         Level(depth, request, np.zeros(len(requests), np.int64), np.array(scores))
     )
-    result = []
+    result: list[list[int]] = []
     for r, tree in enumerate(trees):
         if tree is None:
             result.append([])

@@ -85,7 +85,11 @@ class ModelDrafter:
                 if tree is not None
                 for node in tree.frontier
             ]
-            logits = self._root_logits(contexts, trees, scratch) if depth == 0 else self._node_logits(trees, scratch)
+            logits = (
+                self._root_logits(contexts, trees, scratch)
+                if depth == 0
+                else self._node_logits(trees, scratch)
+            )
             self._grow(trees, counts, logits, rows, laws)
             for tree in trees:
                 if tree is not None:
@@ -161,9 +165,7 @@ class ModelDrafter:
             if tree is None:
                 continue
             for node in tree.frontier:
-                span = Span(
-                    scratch.context(r, tree, node), scratch.node(r, node), np.array([-1], np.int64)
-                )
+                span = Span(scratch.context(r, tree, node), scratch.node(r, node), np.array([-1], np.int64))
                 token = np.array([tree.token_ids[node]], np.int64)
                 items.append(WorkItem(span, self._to_draft(token), np.zeros(1, np.int64)))
         logits, _ = self._runner.run(Batch.of(items))
@@ -193,7 +195,7 @@ class ModelDrafter:
             for i, (columns, scores) in zip(top, picked, strict=True):
                 r, node, _ = flat[i]
                 self._add(trees[r], node, columns, scores, CandidateKind.DETERMINISTIC)
-        for i in np.flatnonzero(drawn):
+        for i in (i for i, is_drawn in enumerate(drawn) if is_drawn):
             r, node, count = flat[i]
             q = self._chooser.probabilities(logits[i : i + 1], [rows[i]], token_ids)[0]
             generator = stream(

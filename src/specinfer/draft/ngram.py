@@ -75,7 +75,7 @@ class NgramDrafter:
         array: NDArray[np.int64] = np.asarray(tokens, np.int64)
         found: dict[tuple[int, ...], float] = {}
         for n in range(min(self._max_ngram, len(array) - 1), self._min_ngram - 1, -1):
-            # An occurrence ends at i - 1 where the n tokens before i equal the suffix; i < len leaves one to follow.
+            # hits[i]: the n tokens from i equal the suffix, and at least one token follows them.
             hits = np.ones(len(array) - n, np.bool_)
             for k in range(n):
                 hits &= array[k : len(array) - n + k] == array[len(array) - n + k]

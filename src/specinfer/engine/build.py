@@ -18,8 +18,8 @@ from specinfer.draft.ensemble import EnsembleDrafter
 from specinfer.draft.model import DraftVocab, ModelDrafter
 from specinfer.draft.ngram import NgramDrafter
 from specinfer.engine.engine import Engine
+from specinfer.engine.parts import Parts
 from specinfer.engine.scheduler import Scheduler
-from specinfer.engine.step import Parts
 from specinfer.errors import ConfigError
 from specinfer.metrics import StepTimer
 from specinfer.models.catalog import draft_path, resolve_model_path
@@ -29,6 +29,7 @@ from specinfer.models.tokenizer import Tokenizer
 from specinfer.runtime import ModelRunner
 from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.noise import NoiseCache
+from specinfer.tree import Topology, parse_topology
 from specinfer.tree.token_tree import MAX_NODES
 from specinfer.verify import Verifier, check_kinds, get_verifier
 
@@ -52,7 +53,7 @@ def build_engine(config: EngineConfig) -> Engine:
     verifier = get_verifier(config.verifier)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    topology = config.topology
+    topology: Topology = parse_topology(config.tree) if isinstance(config.tree, str) else config.tree
     checkpoint = open_checkpoint(resolve_model_path(config.model))
     draft_checkpoints = {
         name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
@@ -60,10 +61,13 @@ def build_engine(config: EngineConfig) -> Engine:
     tokenizer = checkpoint.tokenizer()
     for name, draft in draft_checkpoints.items():
         check_vocabulary(name, draft, checkpoint, tokenizer)
-    max_model_len = min(config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position)
+    max_model_len = min(
+        config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position
+    )
     if config.max_model_len and config.max_model_len > checkpoint.config.max_position:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}, the model was made for {checkpoint.config.max_position}"
+            f"max_model_len is {config.max_model_len}, "
+            f"the model was made for {checkpoint.config.max_position}"
         )
     max_tree_nodes = min(MAX_NODES, getattr(topology, "num_nodes", MAX_NODES)) if config.drafts else 1
     max_tree_nodes = min(MAX_NODES, 1 + (max_tree_nodes - 1) * max(1, len(config.drafts)))
@@ -137,7 +141,8 @@ def resolve_num_slots(
 ) -> int:
     """Slots that the K/V memory holds."""
     per_slot = sum(
-        bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype) for c in checkpoints
+        bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype)
+        for c in checkpoints
     )
     if config.kv_memory is None:
         wanted = config.max_num_seqs * max_model_len
@@ -151,14 +156,14 @@ def resolve_num_slots(
     return num_slots
 
 
-def check_vocabulary(
-    name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer | None
-) -> None:
+def check_vocabulary(name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer | None) -> None:
     """A draft must speak the target's token ids, or a subset of them by its draft_vocab file."""
     size = target.config.vocab_size
     if draft.draft_vocab is not None:
         if int(draft.draft_vocab.max()) >= size:
-            raise ConfigError(f"draft {name}: its vocabulary names token {draft.draft_vocab.max()}, of {size}")
+            raise ConfigError(
+                f"draft {name}: its vocabulary names token {draft.draft_vocab.max()}, of {size}"
+            )
         return
     differs = draft.config.vocab_size != size
     own = None if differs or tokenizer is None else draft.tokenizer()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.engine.detokenizer import Detokenizer
+from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.request import Request, Status
-from specinfer.engine.step import Emission, Parts, step
+from specinfer.engine.step import step
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.sampling_params import SamplingParams

@@ -60,14 +60,14 @@ class Scheduler:
         for request, trunk in zip(self.running, trunks, strict=True):
             if not trunk:
                 continue
-            # A tree goes below a root that was computed alone; the step after a prefill is the first with one.
+            # A tree hangs below a root that runs alone: the step after a prefill is the first with one.
             nodes = min(max_tree_nodes - 1, spare) if trunk == request.num_uncomputed == 1 else 0
             spare -= nodes
             result.append(Scheduled(request, trunk, 1 + nodes))
         return result
 
     def finish(self, request: Request) -> None:
-        """Give everything of a finished request back; its K/V stays in the prefix cache while there is room."""
+        """Give a finished request's slots back; its K/V stays in the prefix cache while there is room."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self._close(request)
@@ -122,5 +122,3 @@ class Scheduler:
         request.table.publish(request.tokens[: request.table.num_committed])
         request.table.release()
         request.table = None
-
-

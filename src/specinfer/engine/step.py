@@ -1,53 +1,28 @@
 """One step of the engine. Plain decoding, prefill, chains, trees and ensembles are all this function.
 
-    schedule -> propose trees -> reserve slots -> one target forward -> choose -> verify -> commit -> observe -> emit
+schedule -> propose trees -> reserve slots -> one target forward
+         -> choose -> verify -> commit -> observe -> emit
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from specinfer.attention import Span
-from specinfer.draft.drafter import DraftContext, Drafter, Proposal
+from specinfer.draft.drafter import Proposal
+from specinfer.engine.parts import Emission, Parts
+from specinfer.engine.proposing import propose
 from specinfer.engine.request import Request
-from specinfer.engine.scheduler import Scheduled, Scheduler
-from specinfer.metrics import StepTimer
-from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.engine.scheduler import Scheduled
+from specinfer.runtime import Batch, WorkItem
 from specinfer.runtime.batch import trunk_and_tree
-from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.streams import Purpose, stream
-from specinfer.tree import TokenTree, Topology
-from specinfer.verify import Verdict, Verifier
+from specinfer.tree import TokenTree
+from specinfer.verify import Verdict
 from specinfer.verify.coin import RandomCoin
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a step works with."""
-
-    scheduler: Scheduler
-    runner: ModelRunner
-    chooser: Chooser
-    verifier: Verifier
-    drafter: Drafter | None
-    topology: Topology
-    max_tree_nodes: int
-    max_model_len: int
-    timer: StepTimer
-
-
-@dataclass(frozen=True)
-class Emission:
-    """What one request got from a step: tokens, of which the leading num_accepted came from a draft."""
-
-    request: Request
-    token_ids: tuple[int, ...]
-    num_accepted: int
-    proposal: Proposal
 
 
 def step(parts: Parts) -> list[Emission]:
@@ -65,33 +40,12 @@ def step(parts: Parts) -> list[Emission]:
         verdicts = verify(parts, decoded, logits)
     judged = iter(verdicts)
     emissions = [
-        commit(parts, s, p, next(judged) if s.is_decoded else None) for s, p in zip(scheduled, proposals, strict=True)
+        commit(parts, s, p, next(judged) if s.is_decoded else None)
+        for s, p in zip(scheduled, proposals, strict=True)
     ]
     if parts.drafter and decoded:
         parts.drafter.observe([p.tree for _, p in decoded], verdicts)
     return [e for e in emissions if e is not None]
-
-
-def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
-    """A tree for each request that may have one, else its root alone."""
-    proposals = [Proposal(TokenTree.root_only(s.request.tokens[-1]), {}) for s in scheduled]
-    contexts: dict[int, DraftContext] = {}
-    for i, s in enumerate(scheduled):
-        request = s.request
-        # The verdict adds one token of its own, and the deepest node needs a position.
-        max_depth = min(request.num_remaining - 1, parts.max_model_len - len(request.tokens) - 1)
-        if parts.drafter and s.max_nodes > 1 and max_depth > 0:
-            assert request.table is not None
-            contexts[i] = DraftContext(
-                request.tokens, request.table.committed, request.row(), max_depth, s.max_nodes
-            )
-    if parts.drafter and contexts:
-        handle = parts.drafter.launch(list(contexts.values()), parts.topology)
-        for i, proposal in zip(contexts, parts.drafter.collect(handle), strict=True):
-            assert proposal.tree.num_nodes <= contexts[i].max_nodes, "a drafter exceeded its nodes"
-            assert proposal.tree.max_depth <= contexts[i].max_depth, "a drafter exceeded its depth"
-            proposals[i] = proposal
-    return proposals
 
 
 def work_item(s: Scheduled, tree: TokenTree) -> WorkItem:
@@ -103,13 +57,15 @@ def work_item(s: Scheduled, tree: TokenTree) -> WorkItem:
     assert slots is not None, "the scheduler promised these slots"
     trunk = s.request.tokens[start : start + s.trunk_len]
     span = Span(table.committed, slots, trunk_and_tree(s.trunk_len, tree.parents))
-    rows = np.arange(s.trunk_len - 1, s.trunk_len + tree.num_draft_tokens) if s.is_decoded else np.zeros(0, np.int64)
+    rows = (
+        np.arange(s.trunk_len - 1, s.trunk_len + tree.num_draft_tokens)
+        if s.is_decoded
+        else np.zeros(0, np.int64)
+    )
     return WorkItem(span, np.concatenate([np.array(trunk, np.int64), tree.token_ids[1:]]), rows)
 
 
-def verify(
-    parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor
-) -> list[Verdict]:
+def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor) -> list[Verdict]:
     """logits: the decoded requests' trees, flattened."""
     rows = [
         request.row(proposal.tree.path_tokens(node))
@@ -119,10 +75,14 @@ def verify(
     if not rows:
         return []
     verifier = parts.verifier
-    evidence = parts.chooser.probabilities(logits, rows) if verifier.needs_law else parts.chooser.choose(logits, rows)
+    evidence = (
+        parts.chooser.probabilities(logits, rows)
+        if verifier.needs_law
+        else parts.chooser.choose(logits, rows)
+    )
     verdicts = []
     start = 0
-    for request, (tree, law) in decoded:
+    for _, (tree, law) in decoded:
         end = start + tree.num_nodes
         root = rows[start]
         coin = RandomCoin(stream(root.seed, root.sample_index, root.position, Purpose.VERIFY, 0))

@@ -95,10 +95,12 @@ def resolve_model_path(name: str, progress: bool = True) -> Path:
     """
     if name in BUILT_IN:
         return _built_in_path(BUILT_IN[name], progress)
-    path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
-        return path
-    if path.exists():
+    path = Path(name)
+    with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or ~ of an unknown user
+        path = path.expanduser()
+        if name and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
+            return path
+    if name and os.path.exists(path):
         raise ModelError(
             f"{name} is neither a directory nor a .gguf file",
             hint="name a GGUF file, or the directory that holds config.json",

@@ -58,7 +58,8 @@ class ModelConfig:
             raise ModelError(f"{source}: activation {activation!r} is not supported for {model_type}")
         if "quantization_config" in raw:
             raise ModelError(
-                f"{source}: quantised safetensors are not supported", hint="use a GGUF file or an unquantised one"
+                f"{source}: quantised safetensors are not supported",
+                hint="use a GGUF file or an unquantised one",
             )
         num_heads = read(raw, "num_attention_heads", source, int)
         hidden_size = read(raw, "hidden_size", source, int)
@@ -78,16 +79,23 @@ class ModelConfig:
         )
         sizes = (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size)
         if min(sizes) < 1 or config.num_heads % config.num_kv_heads or config.head_dim % 2:
-            raise ModelError(f"{source}: impossible shape: {config.num_heads} heads, {config.num_kv_heads} K/V heads")
+            raise ModelError(
+                f"{source}: impossible shape: {config.num_heads} heads, {config.num_kv_heads} K/V heads"
+            )
         return config
 
 
 def read_rope(raw: Mapping[str, Any], source: str) -> RopeConfig:
     """`rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    rope = raw.get("rope_parameters") or {**(raw.get("rope_scaling") or {}), "rope_theta": raw.get("rope_theta")}
+    rope = raw.get("rope_parameters") or {
+        **(raw.get("rope_scaling") or {}),
+        "rope_theta": raw.get("rope_theta"),
+    }
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"{source}: rope type {kind!r} is not supported", hint="supported: default, linear, llama3")
+        raise ModelError(
+            f"{source}: rope type {kind!r} is not supported", hint="supported: default, linear, llama3"
+        )
     return RopeConfig(
         theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
         kind=kind,

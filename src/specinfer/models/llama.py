@@ -55,7 +55,7 @@ class LlamaLayer:
         attended = attention.run(qk[:, : c.num_heads], qk[:, c.num_heads :], qkv[:, num_qk:], self._index)
         hidden = hidden + self._out(attended.reshape(-1, c.num_heads * c.head_dim))
         x = F.rms_norm(hidden, (c.hidden_size,), self._post_norm, c.rms_norm_eps)
-        gate, up = self._gate_up(x).split(c.intermediate_size, -1)
+        gate, up = self._gate_up(x).tensor_split(2, -1)
         return hidden + self._down(F.silu(gate).mul_(up))
 
 

@@ -64,7 +64,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path}: no config.json", hint="give a Hugging Face model directory, a .gguf file or a hub name"
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{config_path}: not readable as JSON ({error})", hint="fetch the file again") from None
+        raise ModelError(
+            f"{config_path}: not readable as JSON ({error})", hint="fetch the file again"
+        ) from None
     if not isinstance(raw, dict):
         raise ModelError(f"{config_path}: not a JSON object", hint="fetch the file again")
     config = ModelConfig.from_hf(raw, str(config_path))
@@ -94,5 +96,3 @@ def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: in
     except RuntimeError as error:
         raise ModelError(f"{checkpoint.path}: weights do not fit the config ({error})") from None
     return model
-
-

@@ -22,7 +22,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         low, high = rope.low_freq_factor, rope.high_freq_factor
         smooth = (rope.original_max_position / wavelengths - low) / (high - low)
         blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-        scaled = torch.where(wavelengths > rope.original_max_position / low, frequencies / rope.factor, frequencies)
+        scaled = torch.where(
+            wavelengths > rope.original_max_position / low, frequencies / rope.factor, frequencies
+        )
         medium = (wavelengths <= rope.original_max_position / low) & (
             wavelengths >= rope.original_max_position / high
         )

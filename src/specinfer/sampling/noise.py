@@ -81,8 +81,8 @@ def gumbel(
         if on_cpu:
             g = torch.from_numpy(_gumbel64(np, words, schedule))
         else:
-            on_device = [torch.from_numpy(array).to(out.device) for array in (words, schedule)]
-            g = _gumbel64(torch, *on_device)
+            there = out.device
+            g = _gumbel64(torch, torch.from_numpy(words).to(there), torch.from_numpy(schedule).to(there))
         out[low : low + step] = g[:, :num_tokens]
     return out
 
@@ -210,7 +210,9 @@ class NoiseCache:
     go first; a step draws on one row for each request and depth, so fewer than that keeps none.
     """
 
-    def __init__(self, num_tokens: int, device: torch.device | str | None = None, max_rows: int = 256) -> None:
+    def __init__(
+        self, num_tokens: int, device: torch.device | str | None = None, max_rows: int = 256
+    ) -> None:
         self.num_tokens = num_tokens
         self._rows = torch.empty(max_rows, num_tokens, dtype=torch.float32, device=device)
         self._slots: OrderedDict[NoiseKey, int] = OrderedDict()

@@ -1,0 +1,39 @@
+"""Parts: what an engine is made of, and what its step hands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specinfer.draft.drafter import Drafter, Proposal
+from specinfer.engine.request import Request
+from specinfer.engine.scheduler import Scheduler
+from specinfer.metrics import StepTimer
+from specinfer.runtime import ModelRunner
+from specinfer.sampling.chooser import Chooser
+from specinfer.tree import Topology
+from specinfer.verify import Verifier
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a step works with."""
+
+    scheduler: Scheduler
+    runner: ModelRunner
+    chooser: Chooser
+    verifier: Verifier
+    drafter: Drafter | None
+    topology: Topology
+    max_tree_nodes: int
+    max_model_len: int
+    timer: StepTimer
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one request got from a step: tokens, of which the leading num_accepted came from a draft."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    proposal: Proposal

@@ -1,0 +1,168 @@
+"""Processors: against a plain reference, and independent of the other rows to the bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specinfer.sampling import Row, process
+from specinfer.sampling_params import SamplingParams
+
+INF = math.inf
+
+
+def row(position=10, ends=(), **params):
+    """A row with 10 tokens of prompt."""
+    return Row(
+        params=SamplingParams(**params),
+        seed=0,
+        sample_index=0,
+        position=position,
+        num_prompt_tokens=10,
+        end_token_ids=tuple(ends),
+        history=(),
+    )
+
+
+def one(values, token_ids=None, **params):
+    ids = None if token_ids is None else torch.tensor(token_ids)
+    return process(torch.tensor([values], dtype=torch.float32), [row(**params)], ids)[0].tolist()
+
+
+def kept(values, **params):
+    return [i for i, x in enumerate(one(values, **params)) if x > -INF]
+
+
+@st.composite
+def params(draw):
+    return dict(
+        temperature=draw(st.sampled_from([0.0, 0.5, 0.7, 1.0, 1.3])),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 300])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.1, 0.5, 0.9, 0.999])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0])),
+        min_tokens=draw(st.sampled_from([0, 3])),
+        ends=draw(st.sampled_from([(), (0,), (2, 3)])),
+        position=draw(st.sampled_from([10, 12, 13])),
+    )
+
+
+def some_logits(seed, n, vocab):
+    """Coarse enough for ties at every boundary."""
+    generator = np.random.default_rng(seed)
+    return torch.from_numpy(np.round(generator.normal(size=(n, vocab)) * 3, 1).astype(np.float32))
+
+
+def reference(x, row):
+    """One row, in plain numpy with a full stable sort."""
+    p = row.params
+    x = x.astype(np.float32).copy()
+    if row.position - row.num_prompt_tokens < p.min_tokens:
+        x[list(row.end_token_ids)] = -INF
+    if p.temperature == 0:
+        return x
+    x = x / np.float32(p.temperature)
+    if p.min_p > 0:
+        x[x < x.max() + np.float32(math.log(p.min_p))] = -INF
+    order = np.argsort(-x, kind="stable")
+    keep = order[: p.top_k] if p.top_k else order
+    if p.top_p < 1:
+        weights = np.exp(x[keep].astype(np.float64) - x.max())
+        before = np.cumsum(weights) - weights
+        keep = keep[before < p.top_p * weights.sum()]
+    result = np.full_like(x, -INF)
+    result[keep] = x[keep]
+    return result
+
+
+@given(st.lists(params(), min_size=1, max_size=6), st.integers(0, 100), st.sampled_from([5, 33, 400]))
+def test_rows_equal_the_reference_and_do_not_see_each_other(many, seed, vocab):
+    rows = [row(**p) for p in many]
+    logits = some_logits(seed, len(rows), vocab)
+    before = logits.clone()
+    together = process(logits, rows)
+    assert torch.equal(logits, before), "the caller's logits were written to"
+    assert together.dtype == torch.float32
+    for i, r in enumerate(rows):
+        assert torch.equal(process(logits[i : i + 1], [r])[0], together[i])
+        assert np.array_equal(reference(logits[i].numpy(), r), together[i].numpy())
+
+
+@given(params(), st.integers(0, 100))
+def test_the_likeliest_token_survives(p, seed):
+    logits = some_logits(seed, 1, 50)
+    allowed = logits[0].clone()
+    if p["position"] - 10 < p["min_tokens"]:
+        allowed[list(p["ends"])] = -INF
+    assert process(logits, [row(**p)])[0, allowed.argmax()] > -INF
+
+
+def test_a_large_flat_vocabulary_needs_the_whole_sort():
+    logits = some_logits(0, 2, 20_001) * 0.1
+    rows = [row(top_p=0.95), row(top_p=0.01)]
+    out = process(logits, rows)
+    for i, r in enumerate(rows):
+        assert np.array_equal(reference(logits[i].numpy(), r), out[i].numpy())
+
+
+def test_nothing_to_do_costs_nothing():
+    logits = torch.randn(2, 9)
+    assert process(logits, [row(temperature=0.0), row(temperature=0.0, top_k=2, top_p=0.1)]) is logits
+    assert process(logits, [row(), row(top_k=9)]) is logits
+    assert process(logits.bfloat16(), [row()] * 2).dtype == torch.float32
+
+
+def test_temperature_divides():
+    assert one([1.0, -3.0], temperature=0.5) == [2.0, -6.0]
+    assert one([1.0, -3.0], temperature=1e-30) == one([1.0, -3.0], temperature=1e-6)
+    assert all(math.isfinite(x) for x in one([1e5, -1e5], temperature=1e-45))
+
+
+def test_filters_and_their_ties():
+    assert kept([1.0, 3.0, 2.0], top_k=2) == [1, 2]
+    assert kept([3.0, 1.0, 3.0, 3.0], top_k=2) == [0, 2]
+    assert kept([0.0] * 10, top_p=0.3) == [0, 1, 2]
+    assert kept([0.0] * 10, top_p=1e-9) == [0]
+    assert kept([0.0, 0.0, -1.0], min_p=1.0) == [0, 1]
+    log = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    assert kept(log, top_p=0.75) == [0, 1]
+    assert kept(log, top_p=0.85) == [0, 1, 2]
+    assert kept(log, min_p=0.25) == [0, 1, 2]
+
+
+def test_the_order_is_temperature_then_min_p_then_top_k_then_top_p():
+    log = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    assert kept(log, min_p=0.35, temperature=2.0) == [0, 1, 2]  # sqrt(0.15 / 0.5) > 0.35
+    assert kept(log, top_k=2, top_p=0.6) == [0]  # 0.5 / 0.8 reaches 0.6
+    assert kept(log, top_p=0.6) == [0, 1]
+    assert kept(log, min_p=0.5, top_p=0.6) == [0]  # min_p leaves 0.5 and 0.3
+
+
+def test_end_tokens_are_banned_below_min_tokens():
+    assert kept([0.0, 5.0, 1.0], ends=[1], min_tokens=2, position=11) == [0, 2]
+    assert kept([0.0, 5.0, 1.0], ends=[1], min_tokens=2, position=12) == [0, 1, 2]
+    assert kept([0.0, 5.0, 1.0], ends=[1, 99], min_tokens=2, temperature=0.0) == [0, 2]
+    assert kept([0.0, 5.0, 1.0], ends=[1], min_tokens=2, top_k=1) == [2]
+
+
+def test_a_subset_vocabulary_bans_by_the_targets_id():
+    assert kept([0.0, 5.0, 1.0], token_ids=[7, 1, 300], ends=[300, 2], min_tokens=1) == [0, 1]
+    assert kept([0.0, 5.0, 1.0], token_ids=[7, 1, 300], ends=[0], min_tokens=1) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_changes_nothing(threads):
+    logits = some_logits(3, 3, 40_000)
+    rows = [row(temperature=0.7, top_p=0.9), row(top_k=50, top_p=0.8), row(min_p=0.1)]
+    expected = [reference(logits[i].numpy(), r) for i, r in enumerate(rows)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = process(logits, rows)
+    finally:
+        torch.set_num_threads(before)
+    assert all(np.array_equal(e, o) for e, o in zip(expected, out.numpy(), strict=True))
