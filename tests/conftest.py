@@ -21,6 +21,9 @@ settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# One thread: a tiny model has nothing to share out, and two threads wait for each other where others compete.
+torch.set_num_threads(1)
+
 WriteModel = Callable[..., Path]
 TINY_CONFIG: dict[str, Any] = {
     "model_type": "llama",

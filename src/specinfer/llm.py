@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from specinfer.config import DEFAULT_TREE, DType, EngineConfig
 from specinfer.engine.build import build_engine
-from specinfer.engine.parts import Emission
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
@@ -72,10 +73,13 @@ class LLM:
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts, but {len(each)} sampling params")
+        ids = [self._ids(prompt) for prompt in many]
+        for one, p in zip(ids, each, strict=True):
+            self.engine.check(one, p)
         groups: list[list[Request]] = []
         try:
-            for prompt, p in zip(many, each, strict=True):
-                groups.append(self.engine.add_request(self._ids(prompt), p))
+            for one, p in zip(ids, each, strict=True):
+                groups.append(self.engine.add_request(one, p))
             self._run([r for group in groups for r in group], progress)
         finally:
             for request in (r for group in groups for r in group):
@@ -99,25 +103,36 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": ..., "content": ...}."""
         several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = [self.tokenizer.apply_chat_template([dict(m) for m in one]) for one in several]  # type: ignore[arg-type]
+        prompts = [self.tokenizer.apply_chat_template(as_messages(one)) for one in several]
         return self.generate(prompts, sampling_params, progress=progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
-        """Chunks of one sample as its steps emit them. Closing the iterator aborts the request."""
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
+        """Chunks of one sample as its steps emit them. Closing the iterator aborts the request.
+
+        Raises RequestError at once; the request itself starts with the first chunk that is asked for.
+        """
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise RequestError("n must be 1 in a stream")
-        request = self.engine.add_request(self._ids(prompt), params)[0]
-        return self._chunks(request)
+        ids = self._ids(prompt)
+        self.engine.check(ids, params)
+        return self._chunks(ids, params)
 
-    def _chunks(self, request: Request) -> Iterator[StreamChunk]:
-        sent = 0
+    def _chunks(self, ids: Sequence[int], params: SamplingParams) -> Generator[StreamChunk]:
+        request = self.engine.add_request(ids, params)[0]
+        num_chars = num_tokens = 0
         try:
-            while request.finish_reason is None:
-                for emission in self.engine.step():
-                    if emission.request is request:
-                        chunk, sent = stream_chunk(emission, sent)
-                        yield chunk
+            # By the request's state: other calls may step the engine between two chunks.
+            while True:
+                if request.num_output_tokens > num_tokens:
+                    chunk = stream_chunk(request, num_chars, num_tokens)
+                    num_chars += len(chunk.text)
+                    num_tokens += len(chunk.token_ids)
+                    yield chunk
+                elif request.finish_reason is not None:
+                    return
+                else:
+                    self.engine.step()
         finally:
             self.engine.abort(request)
 
@@ -139,7 +154,7 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
-            return [int(t) for t in prompt]
+            return as_token_ids(prompt)
         if not prompt:
             raise RequestError("the prompt is empty", hint="give at least one character")
         return self.tokenizer.encode(prompt)
@@ -149,25 +164,35 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single text or list of token ids is a list of one."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(p, int) for p in prompts):
+    if len(prompts) and all(isinstance(p, Integral) for p in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
-def stream_chunk(emission: Emission, sent: int) -> tuple[StreamChunk, int]:
-    """The text that an emission made certain, and how much has now been sent."""
-    request = emission.request
+def as_token_ids(prompt: Sequence[int]) -> list[int]:
+    """Plain ints of whatever integers a prompt is made of. Raises RequestError."""
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise RequestError(
+            f"a prompt is a text or a list of token ids, got {prompt!r:.80}", hint="give a str or ints"
+        ) from None
+
+
+def as_messages(conversation: Iterable[Any]) -> list[dict[str, str]]:
+    """Messages as plain dicts; what is none is left for the tokenizer to refuse."""
+    return [dict(m) if isinstance(m, Mapping) else m for m in conversation]
+
+
+def stream_chunk(request: Request, num_chars: int, num_tokens: int) -> StreamChunk:
+    """What is certain of the output beyond the characters and tokens that were sent before."""
     finished = request.finish_reason is not None
     end = len(request.detokenizer.text) if finished else request.detokenizer.safe_length()
-    text = request.detokenizer.text[sent:end]
-    return (
-        StreamChunk(
-            text=text,
-            token_ids=emission.token_ids,
-            pieces=pieces(request, sent, end),
-            output=request.completion() if finished else None,
-        ),
-        end,
+    return StreamChunk(
+        text=request.detokenizer.text[num_chars:end],
+        token_ids=tuple(request.output_token_ids[num_tokens:]),
+        pieces=pieces(request, num_chars, end),
+        output=request.completion() if finished else None,
     )
 
 

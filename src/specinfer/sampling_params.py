@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specinfer.errors import RequestError
@@ -18,7 +18,8 @@ class SamplingParams:
     top_p: keep the smallest set of likeliest tokens whose probability reaches it, in (0, 1].
     min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
     seed: names the noise; None draws a fresh one, which the result reports.
-    max_tokens, min_tokens: limits on the generated tokens; end tokens are banned below min_tokens.
+    max_tokens, min_tokens: limits on the generated tokens; end tokens are banned below min_tokens, and stop
+        strings end nothing.
     ignore_eos: do not end at the model's end token.
     stop: strings that end the text (and are cut from it).
     stop_token_ids: tokens that end the text, beside the model's own.
@@ -49,9 +50,14 @@ class SamplingParams:
         check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
         check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         check_int("n", self.n, 1, 1024)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop = tuple(stop) if isinstance(stop, Iterable) else ("",)
         if not all(isinstance(s, str) and s for s in stop):
             raise RequestError("stop must be non-empty strings", hint="leave stop out for no stop strings")
+        if not isinstance(self.stop_token_ids, Iterable):
+            raise RequestError(f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}")
         ids = tuple(self.stop_token_ids)
         for token in ids:
             check_int("stop_token_ids", token, 0, 2**31 - 1)

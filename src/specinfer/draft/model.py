@@ -39,7 +39,8 @@ class DraftVocab:
 
 
 class ModelDrafter:
-    """Proposes with one draft model that shares the target's token ids.
+    """Proposes with one draft model that shares the target's token ids. Without a DraftVocab its vocabulary
+    is the target's, or longer by padding.
 
     Committed tokens keep their K/V under the request's own slots in the draft's pool; the tree's K/V lives in
     the pool's scratch slots and is forgotten when `launch` returns. At temperature 0 children are the top-k;
@@ -181,6 +182,8 @@ class ModelDrafter:
     ) -> None:
         """Give every frontier node its children."""
         token_ids = None if self._vocab is None else self._vocab.to_target
+        if token_ids is None:
+            logits = logits[:, : self._target_vocab_size]  # a draft may be padded further than the target
         flat = [
             (r, node, count)
             for r, tree in enumerate(trees)
@@ -228,12 +231,10 @@ class ModelDrafter:
 
     def _on_target(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """q over the target's ids."""
-        full = np.zeros(self._target_vocab_size)
         if self._vocab is None:
-            size = min(len(q), self._target_vocab_size)
-            full[:size] = q[:size]
-        else:
-            full[self._vocab.to_target.cpu().numpy()] = q
+            return q
+        full = np.zeros(self._target_vocab_size)
+        full[self._vocab.to_target.cpu().numpy()] = q
         return full
 
     def _to_draft(self, tokens: Ints) -> Ints:

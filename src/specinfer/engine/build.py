@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ def build_engine(config: EngineConfig) -> Engine:
     verifier = get_verifier(config.verifier)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    topology: Topology = parse_topology(config.tree) if isinstance(config.tree, str) else config.tree
+    topology = resolve_topology(config.tree)
     checkpoint = open_checkpoint(resolve_model_path(config.model))
     draft_checkpoints = {
         name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
@@ -85,7 +86,9 @@ def build_engine(config: EngineConfig) -> Engine:
     allocator.watch([loaded.runner.pool.filled for loaded in (target, *drafts.values())])
     prefix_cache = PrefixCache(allocator) if config.prefix_cache else None
     vocab_size = checkpoint.config.vocab_size
-    chooser = Chooser(NoiseCache(vocab_size, device))
+    # A request's rows of one step: one for each depth that is drafted, and one after the deepest.
+    rows_per_request = 2 + (topology.max_depth if config.drafts else 0)
+    chooser = Chooser(NoiseCache(vocab_size, device, max_rows=config.max_num_seqs * rows_per_request))
     drafters = [
         NgramDrafter()
         if name == NGRAM
@@ -115,14 +118,25 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(parts, tokenizer, allocator, prefix_cache, vocab_size=vocab_size)
 
 
+def resolve_topology(tree: object) -> Topology:
+    """Widths as text, or a Topology as it is. Raises ConfigError."""
+    if isinstance(tree, str):
+        return parse_topology(tree)
+    if not callable(getattr(tree, "expand", None)) or not isinstance(getattr(tree, "max_depth", None), int):
+        raise ConfigError(f"tree must be text or a Topology, got {tree!r}", hint='for example "3,2,1,1"')
+    return cast(Topology, tree)
+
+
 def resolve_device(name: str) -> torch.device:
     """ "auto" is cuda where there is one. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device {name!r} is not known", hint="use cpu or cuda") from None
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not known", hint="use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda was asked for, but there is none", hint="use cpu or auto")
     return device
@@ -157,21 +171,24 @@ def resolve_num_slots(
 
 
 def check_vocabulary(name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer | None) -> None:
-    """A draft must speak the target's token ids, or a subset of them by its draft_vocab file."""
-    size = target.config.vocab_size
+    """A draft must speak the target's token ids, padded to any size, or a subset by its draft_vocab file."""
+    size, own_size = target.config.vocab_size, draft.config.vocab_size
     if draft.draft_vocab is not None:
         if int(draft.draft_vocab.max()) >= size:
             raise ConfigError(
                 f"draft {name}: its vocabulary names token {draft.draft_vocab.max()}, of {size}"
             )
         return
-    differs = draft.config.vocab_size != size
-    own = None if differs or tokenizer is None else draft.tokenizer()
-    if own is not None and tokenizer is not None:
+    if tokenizer is None:
+        differs = own_size != size
+    elif (own := draft.tokenizer()) is not None:
         differs = own.vocab != tokenizer.vocab
+    else:
+        # What lies beyond the tokenizer's last token is padding.
+        differs = own_size != size and min(own_size, size) <= max(tokenizer.vocab.values())
     if differs:
         raise ConfigError(
-            f"draft {name}: its vocabulary ({draft.config.vocab_size} tokens) is not the target's ({size})",
+            f"draft {name}: its vocabulary ({own_size} tokens) is not the target's ({size})",
             hint="use a draft made for this target, or ngram",
         )
 
@@ -208,24 +225,30 @@ def model_drafter(
     loaded: Loaded, chooser: Chooser, verifier: Verifier, vocab_size: int, max_model_len: int, lane: int
 ) -> ModelDrafter:
     """The drafter of a loaded draft model."""
-    checkpoint = loaded.checkpoint
-    vocab = None
-    if checkpoint.draft_vocab is not None:
-        to_draft = None
-        if checkpoint.embeds_draft_vocab:
-            to_draft = np.zeros(vocab_size, np.int64)
-            to_draft[checkpoint.draft_vocab] = np.arange(len(checkpoint.draft_vocab))
-        device = loaded.runner.pool.k[0].device
-        vocab = DraftVocab(torch.from_numpy(checkpoint.draft_vocab).to(device), to_draft)
     return ModelDrafter(
         loaded.runner,
         chooser,
         kind=verifier.sampled_kind,
-        vocab=vocab,
+        vocab=draft_vocab(loaded.checkpoint, vocab_size, loaded.runner.pool.k[0].device),
         target_vocab_size=vocab_size,
-        max_position=min(max_model_len, checkpoint.config.max_position),
+        max_position=min(max_model_len, loaded.checkpoint.config.max_position),
         lane=lane,
     )
+
+
+def draft_vocab(checkpoint: Checkpoint, vocab_size: int, device: torch.device) -> DraftVocab | None:
+    """How a draft's token ids map to the target's; None where they are the same."""
+    subset, is_embedded = checkpoint.draft_vocab, checkpoint.embeds_draft_vocab
+    if subset is None:
+        if checkpoint.config.vocab_size >= vocab_size:
+            return None
+        # The target is padded further than the draft.
+        subset, is_embedded = np.arange(checkpoint.config.vocab_size), True
+    to_draft = None
+    if is_embedded:
+        to_draft = np.zeros(vocab_size, np.int64)
+        to_draft[subset] = np.arange(len(subset))
+    return DraftVocab(torch.from_numpy(subset).to(device), to_draft)
 
 
 def log_memory(models: Sequence[Loaded], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -10,12 +10,16 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """Turns one request's tokens into text.
 
-    `text` is what is certain. A character whose bytes are not all there waits; `flush` ends the waiting.
+    `text` is what is certain. A character whose bytes are not all there waits; `flush` ends the waiting. Stop
+    strings that are complete within the first min_tokens tokens are text like any other.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], min_tokens: int = 0
+    ) -> None:
         self._decode = decode
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
         self._longest_stop = max(map(len, self._stop), default=0)
         self._ids: list[int] = []
         # Decoded together so that a tokenizer which treats a text's start apart does so once:
@@ -51,9 +55,11 @@ class Detokenizer:
 
     def _append(self, new: str) -> str | None:
         self._prefix, self._read = self._read, len(self._ids)
-        start = max(0, len(self.text) - self._longest_stop + 1)
+        known = len(self.text)
         self.text += new
-        found = [(at, s) for s in self._stop if (at := self.text.find(s, start)) >= 0]
+        if self._read <= self._min_tokens:
+            return None
+        found = [(at, s) for s in self._stop if (at := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
         if not found:
             return None
         at, stop = min(found)

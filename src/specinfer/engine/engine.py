@@ -41,7 +41,7 @@ class Engine:
 
     def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[Request]:
         """Queue a prompt; returns its params.n requests. Raises RequestError if it can never run."""
-        self._check(prompt_token_ids, params)
+        self.check(prompt_token_ids, params)
         self._num_requests += 1
         seed = secrets.randbits(63) if params.seed is None else params.seed
         requests = [
@@ -52,7 +52,7 @@ class Engine:
                 seed=seed,
                 sample_index=i,
                 model_end_token_ids=self.tokenizer.eos_token_ids if self.tokenizer else (),
-                detokenizer=Detokenizer(self._decode, params.stop_strings),
+                detokenizer=Detokenizer(self._decode, params.stop_strings, params.min_tokens),
             )
             for i in range(params.n)
         ]
@@ -67,9 +67,16 @@ class Engine:
             self.parts.scheduler.finish(request)
 
     def step(self) -> list[Emission]:
-        """Run one step."""
+        """Run one step. One that raises (Ctrl-C, too) leaves no slot reserved: its requests can be aborted or
+        stepped again."""
         with self.parts.timer.step():
-            return step(self.parts)
+            try:
+                return step(self.parts)
+            except BaseException:
+                for request in self.parts.scheduler.running:
+                    assert request.table is not None
+                    request.table.rollback()
+                raise
 
     def check_integrity(self) -> None:
         """Every slot is free, cached or owned by one request, exactly once."""
@@ -83,10 +90,8 @@ class Engine:
         slots = sorted(slot for owner in owners for slot in owner)
         assert slots == list(range(self.allocator.num_slots)), "a slot is lost or owned twice"
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids)) if self.tokenizer else ""
-
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raise RequestError for a prompt that can never run."""
         if not prompt:
             raise RequestError("the prompt is empty", hint="give at least one token")
         bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
@@ -107,3 +112,6 @@ class Engine:
             )
         if params.stop_strings and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer", hint="use stop_token_ids")
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids)) if self.tokenizer else ""

@@ -1,0 +1,207 @@
+"""The options that commands share. Each stands for a field of EngineConfig or SamplingParams."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from typer import Option
+
+from specinfer.cli.console import note
+from specinfer.config import DEFAULT_TREE, DType, EngineConfig
+from specinfer.errors import ConfigError
+from specinfer.sampling_params import SamplingParams
+from specinfer.tree import parse_topology
+
+if TYPE_CHECKING:
+    from specinfer.llm import LLM
+
+MODEL = "smollm2-135m"
+NO_DRAFT = "none"
+
+
+def _option(*names: str, help: str, panel: str, **settings: Any) -> Any:
+    return Option(*names, help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What is loaded."""
+
+    model: Annotated[
+        str,
+        _option(
+            "--model",
+            "-m",
+            help="Built-in name, directory, .gguf file or hub name.",
+            panel="Model",
+            metavar="NAME",
+        ),
+    ] = MODEL
+    draft: Annotated[
+        list[str] | None,
+        _option(
+            "--draft",
+            "-d",
+            help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
+            "A built-in model has its own: 'default'.",
+            panel="Model",
+            metavar="NAME",
+        ),
+    ] = None
+    tree: Annotated[
+        str, _option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
+    ] = DEFAULT_TREE
+    verifier: Annotated[
+        str,
+        _option(
+            "--verifier", help="coupled, multi_step or without_replacement.", panel="Model", metavar="NAME"
+        ),
+    ] = "coupled"
+    dtype: Annotated[DType, _option("--dtype", help="What weights and K/V are kept in.", panel="Model")] = (
+        "auto"
+    )
+    device: Annotated[
+        str, _option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        _option("--max-model-len", help="Longest prompt and output together, in tokens.", panel="Model"),
+    ] = None
+    kv_memory: Annotated[
+        int | None, _option("--kv-memory", help="Bytes of K/V for target and drafts.", panel="Model")
+    ] = None
+
+    def check(self) -> None:
+        """Raise ConfigError for what is wrong without a look at any model."""
+        if self.draft and NO_DRAFT in self.draft and len(self.draft) > 1:
+            raise ConfigError("--draft none goes with no other draft", hint="leave one of them out")
+        parse_topology(self.tree)
+        EngineConfig(model=self.model, max_model_len=self.max_model_len, kv_memory=self.kv_memory)
+
+    def drafts(self) -> tuple[str, ...]:
+        """The drafts meant: with none named, those that ship for the model."""
+        if self.draft:
+            return () if self.draft == [NO_DRAFT] else tuple(self.draft)
+        from specinfer.models.catalog import BUILT_IN
+
+        return ("default",) if self.model in BUILT_IN and BUILT_IN[self.model].drafts else ()
+
+    def load(self, drafts: tuple[str, ...] | None = None, **limits: Any) -> LLM:
+        """Load the target with its drafts, or with `drafts` instead."""
+        from specinfer.llm import LLM
+
+        return LLM(
+            self.model,
+            drafts=self.drafts() if drafts is None else drafts,
+            tree=self.tree,
+            verifier=self.verifier,
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            kv_memory=self.kv_memory,
+            **limits,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen, and when a text ends."""
+
+    temperature: Annotated[
+        float, _option("--temperature", help="0 always takes the likeliest token.", panel="Sampling")
+    ] = 0.0
+    top_k: Annotated[
+        int, _option("--top-k", help="Keep the k likeliest tokens; 0: all.", panel="Sampling")
+    ] = 0
+    top_p: Annotated[
+        float,
+        _option("--top-p", help="Keep the likeliest tokens that reach this probability.", panel="Sampling"),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        _option("--min-p", help="Drop tokens less likely than this times the likeliest.", panel="Sampling"),
+    ] = 0.0
+    seed: Annotated[
+        int | None, _option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        _option("--max-tokens", help="Longest output. 128 unless given; in chat 1024.", panel="Sampling"),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        _option("--stop", help="End at this string; may be repeated.", panel="Sampling", metavar="TEXT"),
+    ] = None
+
+    def params(self, *, max_tokens: int = 128, **others: Any) -> SamplingParams:
+        """max_tokens: where none was asked for. Raises RequestError."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
+            stop=tuple(self.stop or ()),
+            **{"seed": self.seed, **others},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is printed besides the result."""
+
+    as_json: Annotated[
+        bool, _option("--json", help="Print JSON, and nothing else, to stdout.", panel="Output")
+    ] = False
+    quiet: Annotated[
+        bool, _option("--quiet", "-q", help="No statistics and no progress bar.", panel="Output")
+    ] = False
+    verbose: Annotated[
+        bool, _option("--verbose", "-v", help="Log to stderr, the memory table included.", panel="Output")
+    ] = False
+
+    def start(self) -> None:
+        """Set the level of the log, which `main` has directed to stderr."""
+        if self.verbose:
+            logging.getLogger("specinfer").setLevel(logging.INFO)
+
+    def note(self, text: str) -> None:
+        """A line on stderr, unless --quiet."""
+        if not self.quiet:
+            note(text)
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Show typer the fields of a command's dataclass parameters as options of the command itself."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
+            continue
+        annotations = get_type_hints(groups[name], include_extras=True)
+        parameters.extend(
+            inspect.Parameter(
+                f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=annotations[f.name]
+            )
+            for f in fields(groups[name])
+        )
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        made = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    del run.__wrapped__
+    return run
