@@ -185,6 +185,13 @@ def distance(rule: Rule, target: Law, vocab: int, drafts: Sequence[Draft]) -> fl
     return float(np.abs(ways - going_on[()]).sum() / 2)
 
 
+def measured(*args: Any) -> float:
+    """`distance`, printed: `pytest -rP` shows the figures of every case."""
+    value = distance(*args)
+    print(f"total variation {value:.1e}")
+    return value
+
+
 def continuation(target: Law, vocab: int, prefix: Tokens, length: int) -> NDArray[np.float64]:
     """[vocab ** (length - len(prefix))], the target's law of what follows `prefix`."""
     if len(prefix) == length:
@@ -226,7 +233,7 @@ each_rule = pytest.mark.parametrize("sampled", RULES, ids=[rule.__name__ for rul
 @each_rule
 def test_one_drafter_is_exact(sampled, vocab, spec, holes):
     drafts = [Draft(random_law(2, vocab, holes), levels(spec, sampled))]
-    assert distance(RULES[sampled], random_law(1, vocab, holes), vocab, drafts) < EXACT
+    assert measured(RULES[sampled], random_law(1, vocab, holes), vocab, drafts) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -247,20 +254,20 @@ def test_two_merged_drafters_are_exact(sampled, vocab, first, second):
         Draft(random_law(2, vocab), levels(first, sampled)),
         Draft(random_law(3, vocab, 0.3), levels(second, sampled)),
     ]
-    assert distance(RULES[sampled], random_law(1, vocab), vocab, drafts) < EXACT
+    assert measured(RULES[sampled], random_law(1, vocab), vocab, drafts) < EXACT
 
 
 @each_rule
 def test_a_perfect_draft_and_a_certain_target_are_exact(sampled):
     """Where p = q, or p is one-hot, residuals are empty but for rounding."""
     law = random_law(1, 3)
-    assert distance(RULES[sampled], law, 3, [Draft(law, levels("s2,s2", sampled))]) < EXACT
+    assert measured(RULES[sampled], law, 3, [Draft(law, levels("s2,s2", sampled))]) < EXACT
 
     def certain(path: Tokens) -> NDArray[np.float64]:
         return np.eye(3)[len(path) % 3]
 
     for draft_law in (law, certain):
-        assert distance(RULES[sampled], certain, 3, [Draft(draft_law, levels("s2 d1,s1", sampled))]) < EXACT
+        assert measured(RULES[sampled], certain, 3, [Draft(draft_law, levels("s2 d1,s1", sampled))]) < EXACT
 
 
 def top_k(children: Children, q: NDArray[np.float64]) -> Children:
@@ -293,8 +300,8 @@ def wrong_distance(sampled: CandidateKind, **mistake: Any) -> float:
     for seed in range(10, 15):
         right = Draft(random_law(seed + 10, 5), levels("s2", sampled))
         wrong = dataclasses.replace(right, **mistake)
-        assert distance(RULES[sampled], random_law(seed, 5), 5, [right]) < EXACT
-        distances.append(distance(RULES[sampled], random_law(seed, 5), 5, [wrong]))
+        assert measured(RULES[sampled], random_law(seed, 5), 5, [right]) < EXACT
+        distances.append(measured(RULES[sampled], random_law(seed, 5), 5, [wrong]))
     return max(distances)
 
 
@@ -321,7 +328,7 @@ def test_draws_of_the_other_kind_fail():
 
     for sampled, other in ((IID, WR), (WR, IID)):
         draft = Draft(random_law(20, 4), levels("s2,s1", other), relabelled(sampled))
-        assert distance(RULES[sampled], random_law(10, 4), 4, [draft]) > WRONG
+        assert measured(RULES[sampled], random_law(10, 4), 4, [draft]) > WRONG
 
 
 @each_rule

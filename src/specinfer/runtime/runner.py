@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -38,19 +38,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, batch: Batch, capture_layers: Sequence[int] = ()
+        self, batch: Batch, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Logits [len(batch.logits_rows), vocab_size], and the hidden rows [num_tokens, hidden_size] after
         each layer of `capture_layers`. K/V goes to the spans' slots."""
         hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device))
-        shared = self.model.positions(torch.from_numpy(batch.positions).to(self._device))
-        self._attention.plan(batch.spans)
-        captured: dict[int, torch.Tensor] = {}
-        for i, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, shared, self._attention)
-            if i in capture_layers:
-                captured[i] = hidden
+        hidden, captured = self.run_layers(batch, hidden, range(len(self.model.layers)), capture_layers)
         if not len(batch.logits_rows):
             return hidden.new_zeros((0, self.model.config.vocab_size)), captured
         rows = torch.from_numpy(batch.logits_rows).to(self._device)
         return self.model.head(hidden.index_select(0, rows)), captured
+
+    @torch.inference_mode()
+    def run_layers(
+        self, batch: Batch, hidden: torch.Tensor, layers: range, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The hidden rows [num_tokens, hidden_size] after a range of layers, given those before it."""
+        shared = self.model.positions(torch.from_numpy(batch.positions).to(self._device))
+        self._attention.plan(batch.spans)
+        captured: dict[int, torch.Tensor] = {}
+        for i in layers:
+            hidden = self.model.layers[i](hidden, shared, self._attention)
+            if i in capture_layers:
+                captured[i] = hidden
+        return hidden, captured
