@@ -34,7 +34,8 @@ class EnsembleDrafter:
         return [merge_proposals(each) for each in zip(*proposals, strict=True)]
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        pass
+        for drafter in self._drafters:
+            drafter.observe(trees, verdicts)
 
 
 def merge_proposals(proposals: Sequence[Proposal]) -> Proposal:

@@ -90,7 +90,7 @@ def build_engine(config: EngineConfig) -> Engine:
     rows_per_request = 2 + (topology.max_depth if config.drafts else 0)
     chooser = Chooser(NoiseCache(vocab_size, device, max_rows=config.max_num_seqs * rows_per_request))
     drafters = [
-        NgramDrafter()
+        NgramDrafter(lane=lane)
         if name == NGRAM
         else model_drafter(drafts[name], chooser, verifier, vocab_size, max_model_len, lane)
         for lane, name in enumerate(config.drafts)

@@ -24,7 +24,7 @@ class Scheduled(NamedTuple):
 
 
 class Scheduler:
-    """First come, first served. Known tokens come first: trees get only slots that nothing else needs, so
+    """First come, first served. Known tokens come first: trees share only slots that nothing else needs, so
     speculation never preempts; when known tokens do not fit, the youngest request is preempted and computed
     again later. The oldest request always fits (the engine refuses others), so there is no deadlock."""
 
@@ -56,14 +56,17 @@ class Scheduler:
             self._preempt(self.running[-1])
             trunks = self._trunks()
         spare = self._num_available() - sum(trunks)
+        # A tree hangs below a root that runs alone: the step after a prefill is the first with one.
+        num_trees = sum(request.num_uncomputed == 1 for request in self.running)
         result = []
         for request, trunk in zip(self.running, trunks, strict=True):
-            if not trunk:
-                continue
-            # A tree hangs below a root that runs alone: the step after a prefill is the first with one.
-            nodes = min(max_tree_nodes - 1, spare) if trunk == request.num_uncomputed == 1 else 0
-            spare -= nodes
-            result.append(Scheduled(request, trunk, 1 + nodes))
+            nodes = 0
+            if request.num_uncomputed == 1:
+                nodes = min(max_tree_nodes - 1, spare // num_trees)
+                spare -= nodes
+                num_trees -= 1
+            if trunk:
+                result.append(Scheduled(request, trunk, 1 + nodes))
         return result
 
     def finish(self, request: Request) -> None:

@@ -70,10 +70,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(raw, dict):
         raise ModelError(f"{config_path}: not a JSON object", hint="fetch the file again")
     config = ModelConfig.from_hf(raw, str(config_path))
-    return Checkpoint(path, config, SafetensorsWeights(path), read_draft_vocab(path, config.vocab_size))
+    weights = SafetensorsWeights(path)
+    draft_vocab = read_draft_vocab(path)
+    if draft_vocab is not None:
+        head = "lm_head.weight" if "lm_head.weight" in weights.names() else "model.embed_tokens.weight"
+        if len(draft_vocab) != weights.get(head).shape[0]:
+            raise ModelError(
+                f"{path / DRAFT_VOCAB_FILE}: {len(draft_vocab)} tokens, but {head} has "
+                f"{weights.get(head).shape[0]} rows"
+            )
+    return Checkpoint(path, config, weights, draft_vocab)
 
 
-def read_draft_vocab(directory: Path, size: int) -> NDArray[np.int64] | None:
+def read_draft_vocab(directory: Path) -> NDArray[np.int64] | None:
     """`d2t` of draft_vocab.safetensors: [draft vocabulary] target token ids, or None without the file."""
     path = directory / DRAFT_VOCAB_FILE
     if not path.exists():
