@@ -114,10 +114,9 @@ def test_members_share_the_nodes(num_members: int, max_nodes: list[int]) -> None
     contexts = [DraftContext([1, ROOT], np.arange(1), row, 6, n) for n in max_nodes]
     merged = ensemble.collect(ensemble.launch(contexts, Chain(5)))
     for (tree, law), limit in zip(merged, max_nodes, strict=True):
-        share = (limit - 1) // num_members
+        shares = [(limit - 1 + num_members - 1 - i) // num_members for i in range(num_members)]
+        assert sum(shares) == limit - 1
         assert law == {}
-        assert tree.num_nodes == 1 + num_members * min(5, share) <= limit
-        assert sorted(len(tree.children[node]) for node in range(tree.num_nodes))[-1:] == [
-            num_members if share else 0
-        ]
+        assert tree.num_nodes == 1 + sum(min(5, share) for share in shares) <= limit
+        assert len(tree.children[0]) == sum(share > 0 for share in shares)
     assert all(len(m.given) == len(contexts) for m in members)

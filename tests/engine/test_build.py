@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from specinfer import (
     LLM,
@@ -214,3 +215,36 @@ def test_one_table_says_what_memory_is_taken(
     lines = record.message.splitlines()
     assert len(lines) == 4  # a title, a head, two models
     assert "1000 slots" in lines[1] and "torch.float32" in lines[1]
+
+
+def test_a_draft_vocabulary_of_another_length_than_the_head(
+    tiny_model: Path, tmp_path: Path, write_model: Any
+) -> None:
+    draft = write_model(tmp_path / "draft", tokenizer=False, vocab_size=200)
+    save_file({"d2t": torch.arange(150, dtype=torch.int32)}, str(draft / "draft_vocab.safetensors"))
+    with pytest.raises(
+        ModelError, match=r"lm_head.weight has shape \(200, 32\), the config makes it \(150, 32\)"
+    ):
+        LLM(str(tiny_model), drafts=[str(draft)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"intermediate_size": 999},
+        {"num_hidden_layers": 1},
+        {"vocab_size": 280},
+        {"hidden_size": 64},
+        {"num_attention_heads": 2},
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_its_weights(
+    tiny_model: Path, tmp_path: Path, change: dict[str, int]
+) -> None:
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match="the config") as error:
+        LLM(str(directory))
+    assert error.value.hint

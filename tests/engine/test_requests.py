@@ -288,3 +288,11 @@ def test_an_error_in_the_middle_of_a_step(
             engine.check_integrity()
     assert [r.completion().token_ids for r in going_on] == expected
     assert engine.allocator.num_free == free
+
+
+def test_samples_of_one_prompt_compute_it_once(tiny_model: Path) -> None:
+    llm = LLM(str(tiny_model), dtype="float32", max_step_tokens=16)
+    prompt = list(range(60))
+    params = SamplingParams(n=4, seed=1, max_tokens=3, ignore_eos=True)
+    outputs = llm.generate(prompt, params)[0].outputs
+    assert [o.stats.num_cached_tokens for o in outputs] == [0, 59, 59, 59]

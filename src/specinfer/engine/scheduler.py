@@ -82,6 +82,8 @@ class Scheduler:
         """Start waiting requests while there are slots for their whole prompts."""
         while self.waiting and len(self.running) < self._max_num_seqs:
             request = self.waiting[0]
+            if self._prefix_cache is not None and self._is_being_computed(request):
+                return  # the same prompt is on its way into the cache
             table = SlotTable(self._allocator, self._prefix_cache)
             # The root is always computed: it may not come from the cache.
             cached = table.open(request.tokens[:-1])
@@ -95,6 +97,12 @@ class Scheduler:
             if request.num_output_tokens == 0:
                 request.num_cached_tokens = cached
             self.running.append(request)
+
+    def _is_being_computed(self, request: Request) -> bool:
+        return any(
+            r.num_output_tokens == 0 and r.num_uncomputed > 1 and r.tokens == request.tokens
+            for r in self.running
+        )
 
     def _trunks(self) -> list[int]:
         """[running] trunk lengths: roots first, then prefill within the step's budget."""

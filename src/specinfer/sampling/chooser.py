@@ -43,7 +43,7 @@ class Chooser:
         else:
             g = g[:, : out.shape[1]]
         if len(sampled) == len(rows):
-            return out + g
+            return out + g if out is logits else out.add_(g)
         if out is logits:
             out = out.clone()
         out[sampled] += g
