@@ -290,7 +290,7 @@ def test_an_error_in_the_middle_of_a_step(
     assert engine.allocator.num_free == free
 
 
-def test_samples_of_one_prompt_compute_it_once(tiny_model: Path) -> None:
+def test_samples_of_one_prompt_compute_it_once(tiny_model: Any) -> None:
     llm = LLM(str(tiny_model), dtype="float32", max_step_tokens=16)
     prompt = list(range(60))
     params = SamplingParams(n=4, seed=1, max_tokens=3, ignore_eos=True)
