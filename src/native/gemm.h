@@ -42,69 +42,70 @@ INLINE void store_panel(const GemmArgs& a, int panel, int row, F lo, F hi) {
   store(out + W, hi);
 }
 
-// R rows by P neighbouring panels. `ahead`: bytes of later panels to fetch meanwhile, in lines spread over the pass.
+// R rows by P neighbouring panels. Every step also fetches `ahead`, moved on by `ahead_step`, of what comes next.
 template <bool BF16, int R, int P>
-void tile(const GemmArgs& a, int panel, int row, const char* ahead, int ahead_lines) {
-  const int n = a.linear->inputs;
-  const int64_t step = BF16 ? 2 * PANEL : 4 * PANEL;
-  const char* w[P];
-  for (int p = 0; p < P; ++p) w[p] = a.linear->data + (panel + p) * step * n;
+void tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
+  const int64_t n = a.linear->inputs, step = BF16 ? 2 * PANEL : 4 * PANEL;
+  const char* w = a.linear->data + panel * step * n;
   const float* x[R];
-  for (int r = 0; r < R; ++r) x[r] = a.x + (row + r) * a.x_stride;
   F lo[R][P], hi[R][P];
-  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    x[r] = a.x + (row + r) * a.x_stride;
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p) lo[r][p] = hi[r][p] = splat(0.0f);
-  constexpr int SEGMENT = 8;
-  const int segments = (n + SEGMENT - 1) / SEGMENT;
-  int fetched = 0;
-  for (int s = 0; s < segments; ++s) {
-    for (const int until = int(int64_t(ahead_lines) * (s + 1) / segments); fetched < until; ++fetched)
-      __builtin_prefetch(ahead + fetched * 64, 0, 2);
-    const int end = n < (s + 1) * SEGMENT ? n : (s + 1) * SEGMENT;
-#pragma GCC unroll 4
-    for (int k = s * SEGMENT; k < end; ++k) {
+  }
+  for (int64_t k = 0; k < n; ++k) {
+    F wl[P], wh[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      panel_step<BF16>(w + p * step * n, wl[p], wh[p]);
+      __builtin_prefetch(ahead + p * step * n, 0, 2);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F v = splat(x[r][k]);
+#pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        F wl, wh;
-        panel_step<BF16>(w[p] + k * step, wl, wh);
-        for (int r = 0; r < R; ++r) {
-          const F v = splat(x[r][k]);
-          lo[r][p] = fma(v, wl, lo[r][p]);
-          hi[r][p] = fma(v, wh, hi[r][p]);
-        }
+        lo[r][p] = fma(v, wl[p], lo[r][p]);
+        hi[r][p] = fma(v, wh[p], hi[r][p]);
       }
     }
+    w += step;
+    ahead += ahead_step;
   }
+#pragma GCC unroll 8
   for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) store_panel(a, panel + p, row + r, lo[r][p], hi[r][p]);
 }
 
 template <bool BF16>
 void gemm_of(const GemmArgs& a, int begin, int end) {
   const int64_t panel_bytes = int64_t(a.linear->inputs) * PANEL * (BF16 ? 2 : 4);
-  const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
-  if (a.rows <= 3) {  // one row's two accumulators would wait for each other: two panels at once
+  const int64_t step = panel_bytes / a.linear->inputs;
+  if (a.rows <= 2) {  // one row's two accumulators would wait for each other: two panels at once
     for (; begin + 2 <= end; begin += 2) {
-      const char* next = a.linear->data + (begin + 2) * panel_bytes;
-      const int lines = begin + 4 <= end ? int(2 * panel_bytes / 64) : 0;
-      if (a.rows == 1) tile<BF16, 1, 2>(a, begin, 0, next, lines);
-      if (a.rows == 2) tile<BF16, 2, 2>(a, begin, 0, next, lines);
-      if (a.rows == 3) tile<BF16, 3, 2>(a, begin, 0, next, lines);
+      const char* next = a.linear->data + (begin + 2 < end ? begin + 2 : begin) * panel_bytes;
+      if (a.rows == 1) tile<BF16, 1, 2>(a, begin, 0, next, step);
+      if (a.rows == 2) tile<BF16, 2, 2>(a, begin, 0, next, step);
     }
   }
+  const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
   for (; begin < end; ++begin) {
-    const char* next = a.linear->data + (begin + 1) * panel_bytes;
-    const int lines = begin + 1 < end ? int(panel_bytes / 64) : 0;
+    const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * panel_bytes;
     for (int b = 0; b < blocks; ++b) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
-      const int from = int(int64_t(lines) * b / blocks), count = int(int64_t(lines) * (b + 1) / blocks) - from;
-      const char* ahead = next + from * 64;
+      // Each block of rows fetches its share of the next panel.
+      const char* ahead = next + panel_bytes * b / blocks;
+      const int64_t ahead_step = step / blocks;
       switch (rows) {
-        case 1: tile<BF16, 1, 1>(a, begin, row, ahead, count); break;
-        case 2: tile<BF16, 2, 1>(a, begin, row, ahead, count); break;
-        case 3: tile<BF16, 3, 1>(a, begin, row, ahead, count); break;
-        case 4: tile<BF16, 4, 1>(a, begin, row, ahead, count); break;
-        case 5: tile<BF16, 5, 1>(a, begin, row, ahead, count); break;
-        case 6: tile<BF16, 6, 1>(a, begin, row, ahead, count); break;
+        case 1: tile<BF16, 1, 1>(a, begin, row, ahead, ahead_step); break;
+        case 2: tile<BF16, 2, 1>(a, begin, row, ahead, ahead_step); break;
+        case 3: tile<BF16, 3, 1>(a, begin, row, ahead, ahead_step); break;
+        case 4: tile<BF16, 4, 1>(a, begin, row, ahead, ahead_step); break;
+        case 5: tile<BF16, 5, 1>(a, begin, row, ahead, ahead_step); break;
+        case 6: tile<BF16, 6, 1>(a, begin, row, ahead, ahead_step); break;
       }
     }
   }
