@@ -11,6 +11,15 @@ struct Chunk {
   const float* k[KEY_CHUNK];
   const float* v[KEY_CHUNK];
 
+  // Slots are scattered over the pool: rows of the next chunk are asked for while this one is worked on.
+  void fetch(int64_t s) const {
+    const int64_t size = a.type == Type::f32 ? 4 : 2, at = (s * a.kv_heads + kv_head) * a.head_dim * size;
+    for (int64_t byte = 0; byte < a.head_dim * size; byte += 64) {
+      __builtin_prefetch(static_cast<const char*>(a.keys) + at + byte);
+      __builtin_prefetch(static_cast<const char*>(a.values) + at + byte);
+    }
+  }
+
   void set(int j, int64_t s) {
     if (slot[j] == s) return;
     slot[j] = s;
@@ -32,7 +41,7 @@ struct Chunk {
 };
 
 // Adds `count` keys to a query's state: its largest score, its sum of weights, its weighted values.
-INLINE void attend(const Chunk& c, const float* q, int count, float* largest_score, float* total, float* acc) {
+static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int count, float* largest_score, float* total, float* acc) {
   const int dim = c.a.head_dim;
   alignas(64) float weight[KEY_CHUNK];
   F top = splat(-__builtin_inff());
@@ -40,6 +49,7 @@ INLINE void attend(const Chunk& c, const float* q, int count, float* largest_sco
   for (int j = 0; j < padded; j += W) {
     F dot[W];
     const float* row[W];
+#pragma GCC unroll 8
     for (int i = 0; i < W; ++i) {
       row[i] = c.k[j + i < count ? j + i : count - 1];
       dot[i] = splat(0.0f);
@@ -68,6 +78,7 @@ INLINE void attend(const Chunk& c, const float* q, int count, float* largest_sco
   int d = 0;
   for (; d + 8 * W <= dim; d += 8 * W) {
     F y[8];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) y[i] = load(acc + d + i * W) * splat(keep);
     for (int j = 0; j < count; ++j) {
       const F p = splat(weight[j]);
@@ -75,6 +86,7 @@ INLINE void attend(const Chunk& c, const float* q, int count, float* largest_sco
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) y[i] = fma(p, load(v + i * W), y[i]);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) store(acc + d + i * W, y[i]);
   }
   for (; d < dim; d += W) {
@@ -96,7 +108,11 @@ void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int be
     const int64_t seen = span.context_len + span.depth[i / group] + 1;
     keys = seen > keys ? seen : keys;
   }
+  const int64_t fetched = span.context_len < KEY_CHUNK ? span.context_len : KEY_CHUNK;
+  for (int64_t at = 0; at < fetched; ++at) chunk.fetch(span.context[at]);
   for (int64_t start = 0; start < keys; start += KEY_CHUNK) {
+    const int64_t next = start + KEY_CHUNK, after = next + KEY_CHUNK;
+    for (int64_t at = next; at < after && at < span.context_len; ++at) chunk.fetch(span.context[at]);
     for (int j = 0; j < KEY_CHUNK; ++j) chunk.slot[j] = -1;
     int node = -1, count = 0;
     for (int i = begin; i < end; ++i) {

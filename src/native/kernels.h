@@ -59,7 +59,7 @@ struct AttentionArgs {
   int64_t out_stride;
 };
 
-constexpr int KEY_CHUNK = 64;  // keys per chunk, at fixed absolute positions
+constexpr int KEY_CHUNK = 32;  // keys per chunk, at fixed absolute positions
 constexpr int QUERY_BLOCK = 48;
 
 static inline int64_t attention_scratch(int head_dim) {  // floats

@@ -39,9 +39,11 @@ INLINE float largest(F v) {
 // Lane i of the result is the sum of v[i]'s lanes.
 INLINE F sums(const F* v) {
   F pair[4], quad[2];
+#pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)
     pair[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
               __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+#pragma GCC unroll 2
   for (int i = 0; i < 2; ++i)
     quad[i] = __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
               __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
