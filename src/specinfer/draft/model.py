@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specinfer.attention import Span
 from specinfer.draft.drafter import DraftContext, Proposal
 from specinfer.draft.growth import GrowingTree, expand
-from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.runtime import Batch, Runner, WorkItem
 from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.pick import draw_iid, draw_without_replacement, pick_top
 from specinfer.sampling.row import Row
@@ -49,7 +49,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         chooser: Chooser,
         *,
         kind: CandidateKind,

@@ -27,7 +27,8 @@ from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, build_model, open_checkpoint
 from specinfer.models.tokenizer import Tokenizer
-from specinfer.runtime import ModelRunner
+from specinfer.runtime import ModelRunner, Runner
+from specinfer.runtime.native import NativeRunner, wanted_level, why_not
 from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.noise import NoiseCache
 from specinfer.tree import Topology, parse_topology
@@ -45,7 +46,7 @@ class Loaded:
 
     name: str
     checkpoint: Checkpoint
-    runner: ModelRunner
+    runner: Runner
     weight_bytes: int
 
 
@@ -202,9 +203,7 @@ def load(
     num_slots: int,
     num_scratch: int,
 ) -> Loaded:
-    """Weights, pool and backend of one model."""
-    factory = LinearFactory(dtype, device)
-    model = build_model(checkpoint, factory, max_position)
+    """Weights, pool and runner of one model: native where that can be."""
     c = checkpoint.config
     pool = KVPool(
         num_layers=c.num_layers,
@@ -215,6 +214,16 @@ def load(
         device=device,
         num_scratch=num_scratch,
     )
+    level = wanted_level()
+    reason = why_not(checkpoint, device)
+    if reason is None:
+        native = NativeRunner(checkpoint, dtype, pool, max_position, level=level or "")
+        logger.info("%s: native, %s, %d threads", name, native.model.level, native.model.num_threads)
+        return Loaded(name, checkpoint, native, native.model.num_bytes)
+    if device.type == "cpu":
+        logger.warning("%s: the torch path, slower by half or more: %s", name, reason)
+    factory = LinearFactory(dtype, device)
+    model = build_model(checkpoint, factory, max_position)
     attention = TorchAttention(
         pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
     )

@@ -8,7 +8,7 @@ from specinfer.draft.drafter import Drafter, Proposal
 from specinfer.engine.request import Request
 from specinfer.engine.scheduler import Scheduler
 from specinfer.metrics import StepTimer
-from specinfer.runtime import ModelRunner
+from specinfer.runtime import Runner
 from specinfer.sampling.chooser import Chooser
 from specinfer.tree import Topology
 from specinfer.verify import Verifier
@@ -19,7 +19,7 @@ class Parts:
     """What a step works with."""
 
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: Runner
     chooser: Chooser
     verifier: Verifier
     drafter: Drafter | None

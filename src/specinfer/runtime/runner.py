@@ -27,6 +27,20 @@ class Model(Protocol):
     def head(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
+class Runner(Protocol):
+    """What the engine and the drafters see of a model in memory. See ModelRunner."""
+
+    pool: KVPool
+
+    def run(
+        self, batch: Batch, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
+
+    def run_layers(
+        self, batch: Batch, hidden: torch.Tensor, layers: range, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
+
+
 class ModelRunner:
     """Target and drafts are instances of this one class."""
 

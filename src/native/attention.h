@@ -1,0 +1,141 @@
+// Tree attention with a running softmax. A query's keys are taken in position order, in chunks that begin at
+// multiples of KEY_CHUNK, so its bits depend on its own keys alone. Included inside a level's namespace.
+
+// The keys and values of one chunk, a row each. Neighbouring queries share most of them: only what differs from
+// the query before is looked up again (and, for bf16, widened).
+struct Chunk {
+  const AttentionArgs& a;
+  int kv_head;
+  float* wide;  // [2, KEY_CHUNK, head_dim], for bf16
+  int64_t slot[KEY_CHUNK];
+  const float* k[KEY_CHUNK];
+  const float* v[KEY_CHUNK];
+
+  // Slots are scattered over the pool: rows of the next chunk are asked for while this one is worked on.
+  void fetch(int64_t s) const {
+    const int64_t size = a.type == Type::f32 ? 4 : 2, at = (s * a.kv_heads + kv_head) * a.head_dim * size;
+    for (int64_t byte = 0; byte < a.head_dim * size; byte += 64) {
+      __builtin_prefetch(static_cast<const char*>(a.keys) + at + byte);
+      __builtin_prefetch(static_cast<const char*>(a.values) + at + byte);
+    }
+  }
+
+  void set(int j, int64_t s) {
+    if (slot[j] == s) return;
+    slot[j] = s;
+    const int64_t at = (s * a.kv_heads + kv_head) * a.head_dim;
+    if (a.type == Type::f32) {
+      k[j] = static_cast<const float*>(a.keys) + at;
+      v[j] = static_cast<const float*>(a.values) + at;
+      return;
+    }
+    float* wide_k = wide + j * a.head_dim;
+    float* wide_v = wide_k + KEY_CHUNK * a.head_dim;
+    for (int d = 0; d < a.head_dim; d += W) {
+      store(wide_k + d, widen(static_cast<const uint16_t*>(a.keys) + at + d));
+      store(wide_v + d, widen(static_cast<const uint16_t*>(a.values) + at + d));
+    }
+    k[j] = wide_k;
+    v[j] = wide_v;
+  }
+};
+
+// Adds `count` keys to a query's state: its largest score, its sum of weights, its weighted values.
+static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int count, float* largest_score, float* total, float* acc) {
+  const int dim = c.a.head_dim;
+  alignas(64) float weight[KEY_CHUNK];
+  F top = splat(-__builtin_inff());
+  const int padded = (count + W - 1) / W * W;
+  for (int j = 0; j < padded; j += W) {
+    F dot[W];
+    const float* row[W];
+#pragma GCC unroll 8
+    for (int i = 0; i < W; ++i) {
+      row[i] = c.k[j + i < count ? j + i : count - 1];
+      dot[i] = splat(0.0f);
+    }
+    for (int d = 0; d < dim; d += W) {
+      const F x = load(q + d);
+#pragma GCC unroll 8
+      for (int i = 0; i < W; ++i) dot[i] = fma(x, load(row[i] + d), dot[i]);
+    }
+    const F score = sums(dot) * splat(c.a.scale);
+    store(weight + j, score);
+    top = max(top, score);  // the padding repeats the last key
+  }
+  const float old = *largest_score, chunk_top = largest(top), now = chunk_top > old ? chunk_top : old;
+  F part = splat(0.0f);
+  for (int j = 0; j < padded; j += W) {
+    store(weight + j, exp(load(weight + j) - splat(now)));
+    for (int i = count - j; i < W; ++i) weight[j + i] = 0.0f;
+    part = part + load(weight + j);
+  }
+  float shrink[W];
+  store(shrink, exp(splat(old - now)));
+  const float keep = old == -__builtin_inff() ? 0.0f : shrink[0];
+  *largest_score = now;
+  *total = *total * keep + sum(part);
+  int d = 0;
+  for (; d + 8 * W <= dim; d += 8 * W) {
+    F y[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) y[i] = load(acc + d + i * W) * splat(keep);
+    for (int j = 0; j < count; ++j) {
+      const F p = splat(weight[j]);
+      const float* v = c.v[j] + d;
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) y[i] = fma(p, load(v + i * W), y[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) store(acc + d + i * W, y[i]);
+  }
+  for (; d < dim; d += W) {
+    F y = load(acc + d) * splat(keep);
+    for (int j = 0; j < count; ++j) y = fma(splat(weight[j]), load(c.v[j] + d), y);
+    store(acc + d, y);
+  }
+}
+
+void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, float* scratch) {
+  const int group = a.heads / a.kv_heads, dim = a.head_dim;
+  Chunk chunk{a, kv_head, scratch, {}, {}, {}};
+  float* state = scratch + 2 * KEY_CHUNK * dim;  // per query: largest score, sum, then the values
+  int64_t keys = 0;
+  for (int i = begin; i < end; ++i) {
+    float* s = state + (i - begin) * (dim + 2);
+    s[0] = -__builtin_inff();
+    for (int d = 1; d < dim + 2; ++d) s[d] = 0.0f;
+    const int64_t seen = span.context_len + span.depth[i / group] + 1;
+    keys = seen > keys ? seen : keys;
+  }
+  const int64_t fetched = span.context_len < KEY_CHUNK ? span.context_len : KEY_CHUNK;
+  for (int64_t at = 0; at < fetched; ++at) chunk.fetch(span.context[at]);
+  for (int64_t start = 0; start < keys; start += KEY_CHUNK) {
+    const int64_t next = start + KEY_CHUNK, after = next + KEY_CHUNK;
+    for (int64_t at = next; at < after && at < span.context_len; ++at) chunk.fetch(span.context[at]);
+    for (int j = 0; j < KEY_CHUNK; ++j) chunk.slot[j] = -1;
+    int node = -1, count = 0;
+    for (int i = begin; i < end; ++i) {
+      if (i / group != node) {
+        node = i / group;
+        const int64_t seen = span.context_len + span.depth[node] + 1 - start;
+        count = int(seen < KEY_CHUNK ? seen : KEY_CHUNK);
+        for (int j = 0; j < count; ++j) {
+          const int64_t at = start + j, d = at - span.context_len;
+          chunk.set(j, d < 0                  ? span.context[at]
+                       : d < span.trunk[node] ? span.slots[d]
+                                              : span.slots[span.path[span.path_offset[node] + d - span.trunk[node]]]);
+        }
+      }
+      if (count <= 0) continue;
+      float* s = state + (i - begin) * (dim + 2);
+      const float* q = a.q + (span.first_row + node) * a.q_stride + (kv_head * group + i % group) * dim;
+      attend(chunk, q, count, s, s + 1, s + 2);
+    }
+  }
+  for (int i = begin; i < end; ++i) {
+    const float* s = state + (i - begin) * (dim + 2);
+    float* out = a.out + (span.first_row + i / group) * a.out_stride + (kv_head * group + i % group) * dim;
+    for (int d = 0; d < dim; ++d) out[d] = s[2 + d] / s[1];
+  }
+}

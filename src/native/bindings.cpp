@@ -1,0 +1,145 @@
+// The Python side of the extension: raw addresses in, checked numbers through, no tensor library.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "forward.h"
+
+namespace nb = nanobind;
+using namespace specinfer;
+
+using Ints = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+static Type type_of(const std::string& name) {
+  if (name == "float32") return Type::f32;
+  if (name == "bfloat16") return Type::bf16;
+  if (name == "float16") return Type::f16;
+  throw std::invalid_argument("type '" + name + "' is not known");
+}
+
+template <typename T>
+static T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+class Model {
+ public:
+  Model(int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate, int vocab, float eps, bool tied,
+        const std::string& type, const std::string& level, int threads)
+      : weights_(checked({hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, eps, tied}), stored(type),
+                 choose_kernels(level.c_str())),
+        pool_(shared_pool(threads)),
+        forward_(weights_, kv_, rotary_) {}
+
+  void set(const std::string& name, int layer, uintptr_t data, const std::string& type, int64_t rows, int64_t columns) {
+    weights_.set(name, layer, at<void>(data), type_of(type), rows, columns);
+  }
+  void set_bias(const std::string& name, int layer, uintptr_t data, int64_t rows) {
+    weights_.set_bias(name, layer, at<float>(data), rows);
+  }
+  void set_norm(const std::string& name, int layer, uintptr_t data, int64_t size) {
+    weights_.set_norm(name, layer, at<float>(data), size);
+  }
+
+  void set_pool(const std::vector<uintptr_t>& keys, const std::vector<uintptr_t>& values, int64_t slots,
+                const std::string& type) {
+    if (keys.size() != weights_.layers.size() || values.size() != keys.size())
+      throw std::invalid_argument("one K and one V pool a layer are needed");
+    kv_ = KvPool{stored(type), slots, {}, {}};
+    for (uintptr_t k : keys) kv_.keys.push_back(at<void>(k));
+    for (uintptr_t v : values) kv_.values.push_back(at<void>(v));
+  }
+  void set_rotary(uintptr_t cosine, uintptr_t sine, int64_t positions) {
+    rotary_ = Rotary{at<float>(cosine), at<float>(sine), positions};
+  }
+  void finish() const { weights_.check_complete(); }
+
+  // Addresses that are 0 are not there.
+  void forward(Ints context_slots, Ints context_lens, Ints span_lens, Ints slots, Ints parents, Ints token_ids,
+               Ints logits_rows, int first_layer, int last_layer, uintptr_t hidden_in, uintptr_t hidden_out,
+               uintptr_t logits, Ints captured, Ints capture_out) {
+    if (context_lens.size() != span_lens.size() || slots.size() != parents.size() ||
+        token_ids.size() != (hidden_in ? 0 : slots.size()) || captured.size() != capture_out.size())
+      throw std::invalid_argument("the arrays of a batch disagree in length");
+    if (first_layer < last_layer && kv_.keys.empty()) throw std::invalid_argument("there is no K/V pool");
+    std::vector<float*> captures;
+    for (size_t i = 0; i < captured.size(); ++i) captures.push_back(at<float>(uintptr_t(capture_out.data()[i])));
+    Batch b{};
+    b.context_slots = context_slots.data();
+    b.num_context_slots = int64_t(context_slots.size());
+    b.context_lens = context_lens.data();
+    b.span_lens = span_lens.data();
+    b.num_spans = int64_t(span_lens.size());
+    b.slots = slots.data();
+    b.parents = parents.data();
+    b.token_ids = hidden_in ? nullptr : token_ids.data();
+    b.logits_rows = logits_rows.data();
+    b.num_rows = int64_t(slots.size());
+    b.num_logits = int64_t(logits_rows.size());
+    b.hidden_in = at<float>(hidden_in);
+    b.hidden_out = at<float>(hidden_out);
+    b.logits = at<float>(logits);
+    b.first_layer = first_layer;
+    b.last_layer = last_layer;
+    b.captured = captured.data();
+    b.capture_out = captures.data();
+    b.num_captured = int64_t(captures.size());
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);  // the scratch rows are this model's own
+    forward_.run(b, pool_);
+  }
+
+  int64_t num_bytes() const { return weights_.bytes(); }
+  std::string level() const { return weights_.kernels.name; }
+  int threads() const { return pool_.threads(); }
+
+ private:
+  static Type stored(const std::string& name) {
+    const Type type = type_of(name);
+    if (type == Type::f16) throw std::invalid_argument("float16 is read, but not stored");
+    return type;
+  }
+  static Shape checked(const Shape& s) {
+    if (s.hidden < 1 || s.layers < 0 || s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.intermediate < 1 ||
+        s.vocab < 1)
+      throw std::invalid_argument("a size is not positive");
+    if (s.heads % s.kv_heads || s.head_dim % 8)
+      throw std::invalid_argument("heads must be a multiple of K/V heads, and head_dim of 8");
+    return s;
+  }
+
+  std::mutex mutex_;
+  KvPool kv_;
+  Rotary rotary_;
+  Weights weights_;
+  Pool& pool_;
+  Forward forward_;
+};
+
+NB_MODULE(_cpu, m) {
+  m.doc() = "Forward passes in native code.";
+  m.def("level", [](const std::string& name) { return std::string(choose_kernels(name.c_str()).name); });
+  nb::class_<Model>(m, "Model")
+      .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::string&, const std::string&, int>(),
+           nb::kw_only(), nb::arg("hidden"), nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"),
+           nb::arg("head_dim"), nb::arg("intermediate"), nb::arg("vocab"), nb::arg("eps"), nb::arg("tied"),
+           nb::arg("type"), nb::arg("level"), nb::arg("threads"))
+      .def("set", &Model::set)
+      .def("set_bias", &Model::set_bias)
+      .def("set_norm", &Model::set_norm)
+      .def("set_pool", &Model::set_pool)
+      .def("set_rotary", &Model::set_rotary)
+      .def("finish", &Model::finish)
+      .def("forward", &Model::forward, nb::arg("context_slots").noconvert(), nb::arg("context_lens").noconvert(),
+           nb::arg("span_lens").noconvert(), nb::arg("slots").noconvert(), nb::arg("parents").noconvert(),
+           nb::arg("token_ids").noconvert(), nb::arg("logits_rows").noconvert(), nb::arg("first_layer"),
+           nb::arg("last_layer"), nb::arg("hidden_in"), nb::arg("hidden_out"), nb::arg("logits"),
+           nb::arg("captured").noconvert(), nb::arg("capture_out").noconvert())
+      .def_prop_ro("num_bytes", &Model::num_bytes)
+      .def_prop_ro("level", &Model::level)
+      .def_prop_ro("threads", &Model::threads);
+}

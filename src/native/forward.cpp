@@ -1,0 +1,237 @@
+#include "forward.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace specinfer {
+
+enum Op { INPUT_NORM, QKV, ROTATE, ATTEND, OUT, POST_NORM, GATE_UP, DOWN, CAPTURE, PER_LAYER };
+enum { BEGIN = PER_LAYER, FINAL_NORM, HEAD, END };
+
+constexpr int64_t ROW_CHUNK = 8;
+constexpr int64_t CHUNK_BYTES = 1 << 19;
+
+static void check(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(what);
+}
+
+void Forward::plan_span(int64_t first, int64_t length, int64_t context_len) {
+  const int64_t* parents = b_.parents + first;
+  for (int64_t i = 0; i < length; ++i) {
+    const int64_t parent = parents[i], row = first + i;
+    check(parent >= -1 && parent < i, "a parent must come before its child");
+    depth_[row] = parent < 0 ? 0 : depth_[first + parent] + 1;
+    positions_[row] = context_len + depth_[row];
+    check(positions_[row] < rotary_.positions, "a position lies beyond the rotary tables");
+    path_offset_[row] = int32_t(path_.size());
+    // On the chain from the top, a token's path is 0 .. i; elsewhere the chain's part and then a list.
+    if (parent == i - 1 && (i == 0 || trunk_[row - 1] == i)) {
+      trunk_[row] = int32_t(i + 1);
+      continue;
+    }
+    int64_t top = i;
+    while (top >= 0 && trunk_[first + top] != top + 1) top = parents[top];
+    trunk_[row] = top < 0 ? 0 : int32_t(top + 1);
+    path_.resize(path_.size() + depth_[row] + 1 - trunk_[row]);
+    int64_t at = i;
+    for (size_t k = path_.size(); k > size_t(path_offset_[row]); --k, at = parents[at]) path_[k - 1] = int32_t(at);
+  }
+}
+
+void Forward::plan(const Batch& batch, int threads) {
+  b_ = batch;
+  threads_ = threads;
+  const Shape& s = w_.shape;
+  const int panel = w_.kernels.panel;
+  const int64_t n = b_.num_rows;
+  check(b_.first_layer >= 0 && b_.first_layer <= b_.last_layer && b_.last_layer <= s.layers, "no such layers");
+  depth_.assign(n, 0);
+  trunk_.assign(n, 0);
+  path_offset_.assign(n, 0);
+  positions_.assign(n, 0);
+  path_.clear();
+  int64_t row = 0, context = 0;
+  spans_.clear();
+  for (int64_t i = 0; i < b_.num_spans; ++i) {
+    const int64_t length = b_.span_lens[i], context_len = b_.context_lens[i];
+    check(length >= 0 && context_len >= 0 && row + length <= n && context + context_len <= b_.num_context_slots,
+          "spans and rows disagree");
+    plan_span(row, length, context_len);
+    spans_.push_back({b_.context_slots + context, context_len, b_.slots + row, nullptr, nullptr, nullptr, nullptr,
+                      int(row)});
+    row += length;
+    context += context_len;
+  }
+  check(row == n && context == b_.num_context_slots, "spans and rows disagree");
+  for (SpanView& span : spans_) {
+    span.depth = depth_.data() + span.first_row;
+    span.trunk = trunk_.data() + span.first_row;
+    span.path_offset = path_offset_.data() + span.first_row;
+    span.path = path_.data();
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    check(b_.slots[i] >= 0 && b_.slots[i] < kv_.slots, "a slot lies outside the pool");
+    check(!b_.token_ids || (b_.token_ids[i] >= 0 && b_.token_ids[i] < s.vocab), "a token id lies outside the vocabulary");
+  }
+  for (int64_t i = 0; i < context; ++i)
+    check(b_.context_slots[i] >= 0 && b_.context_slots[i] < kv_.slots, "a slot lies outside the pool");
+  for (int64_t i = 0; i < b_.num_logits; ++i)
+    check(b_.logits_rows[i] >= 0 && b_.logits_rows[i] < n, "a logits row lies outside the batch");
+
+  hidden_stride_ = s.padded_hidden(panel);
+  auto grow = [](std::vector<float>& v, int64_t size) {
+    if (int64_t(v.size()) < size) v.resize(size);
+  };
+  const Layer* layer = w_.layers.data();
+  qkv_stride_ = s.layers ? int64_t(layer->qkv.panels) * panel : 0;
+  gated_stride_ = s.layers ? int64_t(layer->gate_up.panels) / 2 * panel : 0;
+  grow(hidden_, n * hidden_stride_);
+  grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
+  grow(qkv_rows_, n * qkv_stride_);
+  grow(attended_, n * s.heads * s.head_dim);
+  grow(gated_, n * gated_stride_);
+  scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
+  grow(scratch_, scratch_size_ * threads);
+
+  // Enough pieces for the threads, large enough to share the keys they load.
+  const int64_t queries = n * s.heads, wanted = (queries + 4 * threads - 1) / (4 * threads);
+  const int block = int(std::max<int64_t>(1, std::min<int64_t>(QUERY_BLOCK, wanted)));
+  units_.clear();
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const int count = int(b_.span_lens[i]) * (s.heads / s.kv_heads);
+    for (int h = 0; h < s.kv_heads; ++h)
+      for (int begin = 0; begin < count; begin += block)
+        units_.push_back({int(i), h, begin, std::min(count, begin + block)});
+  }
+}
+
+void Forward::run(const Batch& batch, Pool& pool) {
+  plan(batch, pool.threads());
+  pool.run(*this);
+}
+
+GemmArgs Forward::gemm(int op, int index) {
+  const int n = int(b_.num_rows);
+  const Shape& s = w_.shape;
+  if (op == HEAD)
+    return {&w_.head, normed_.data(), hidden_stride_, int(b_.num_logits), b_.logits, s.vocab, s.vocab, Store::plain};
+  const Layer& layer = w_.layers[index];
+  float* hidden = hidden_.data();
+  switch (op) {
+    case QKV:
+      return {&layer.qkv, normed_.data(), hidden_stride_, n, qkv_rows_.data(), qkv_stride_, int(qkv_stride_),
+              Store::plain};
+    case OUT:
+      return {&layer.out, attended_.data(), s.heads * s.head_dim, n, hidden, hidden_stride_, int(hidden_stride_),
+              Store::add};
+    case GATE_UP:
+      return {&layer.gate_up, normed_.data(), hidden_stride_, n, gated_.data(), gated_stride_, int(gated_stride_),
+              Store::gated};
+    default:
+      return {&layer.down, gated_.data(), gated_stride_, n, hidden, hidden_stride_, int(hidden_stride_), Store::add};
+  }
+}
+
+int Forward::panels_per_chunk(const GemmArgs& args) const {
+  const int64_t bytes = int64_t(args.linear->inputs) * w_.kernels.panel * (args.linear->type == Type::f32 ? 4 : 2);
+  const int64_t share = args.linear->panels / (8 * threads_), cap = std::max<int64_t>(2, CHUNK_BYTES / bytes);
+  const int64_t least = args.linear->panels / 60000 + 1;
+  return int((std::max(least, std::min(share, cap)) + 1) / 2 * 2);
+}
+
+static bool is_gemm(int op) { return op == QKV || op == OUT || op == GATE_UP || op == DOWN || op == HEAD; }
+
+int Forward::chunks(int phase) {
+  const int num_layers = b_.last_layer - b_.first_layer, last = 1 + num_layers * PER_LAYER;
+  if (phase > last + 2) return -1;
+  const int op = phase == 0 ? int(BEGIN) : phase >= last ? FINAL_NORM + phase - last : (phase - 1) % PER_LAYER;
+  const int layer = b_.first_layer + (phase - 1) / PER_LAYER;
+  const int64_t rows = op == FINAL_NORM || op == HEAD ? b_.num_logits : b_.num_rows;
+  if (rows == 0) return 0;
+  if (is_gemm(op)) {
+    const GemmArgs args = gemm(op, layer);
+    const int per_chunk = panels_per_chunk(args);
+    return (args.linear->panels + per_chunk - 1) / per_chunk;
+  }
+  if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
+  if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
+    return 0;
+  if (op == END && !b_.hidden_out) return 0;
+  return int((rows + ROW_CHUNK - 1) / ROW_CHUNK);
+}
+
+void Forward::run(int phase, int chunk, int worker) {
+  const int last = 1 + (b_.last_layer - b_.first_layer) * PER_LAYER;
+  const int op = phase == 0 ? int(BEGIN) : phase >= last ? FINAL_NORM + phase - last : (phase - 1) % PER_LAYER;
+  const int layer = b_.first_layer + (phase - 1) / PER_LAYER;
+  if (is_gemm(op)) {
+    const GemmArgs args = gemm(op, layer);
+    const int per_chunk = panels_per_chunk(args), begin = chunk * per_chunk;
+    w_.kernels.gemm(args, begin, std::min(args.linear->panels, begin + per_chunk));
+  } else if (op == ATTEND) {
+    const Shape& s = w_.shape;
+    const AttentionArgs args{kv_.type, kv_.keys[layer], kv_.values[layer], s.heads, s.kv_heads, s.head_dim,
+                             1.0f / __builtin_sqrtf(float(s.head_dim)), qkv_rows_.data(), qkv_stride_,
+                             attended_.data(), s.heads * s.head_dim};
+    const int stride = std::min<int>(int(units_.size()), 60000);
+    for (size_t i = chunk; i < units_.size(); i += stride) {
+      const Unit& u = units_[i];
+      w_.kernels.attention(args, spans_[u.span], u.kv_head, u.begin, u.end, scratch_.data() + worker * scratch_size_);
+    }
+  } else {
+    const int64_t rows = op == FINAL_NORM ? b_.num_logits : b_.num_rows, begin = chunk * ROW_CHUNK;
+    run_rows(op, layer, begin, std::min(rows, begin + ROW_CHUNK));
+  }
+}
+
+void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
+  const Shape& s = w_.shape;
+  const Kernels& kernels = w_.kernels;
+  for (int64_t i = begin; i < end; ++i) {
+    float* hidden = hidden_.data() + i * hidden_stride_;
+    float* normed = normed_.data() + i * hidden_stride_;
+    switch (op) {
+      case BEGIN:
+        if (b_.hidden_in) {
+          std::memset(hidden, 0, 4 * hidden_stride_);
+          std::memcpy(hidden, b_.hidden_in + i * s.hidden, 4 * s.hidden);
+        } else {
+          w_.embed(b_.token_ids[i], hidden);
+        }
+        break;
+      case INPUT_NORM:
+      case POST_NORM: {
+        const Layer& layer = w_.layers[index];
+        kernels.rms_norm(hidden, op == INPUT_NORM ? layer.input_norm : layer.post_norm, normed, s.hidden,
+                         int(hidden_stride_), s.eps);
+        break;
+      }
+      case FINAL_NORM:
+        kernels.rms_norm(hidden_.data() + b_.logits_rows[i] * hidden_stride_, w_.final_norm, normed, s.hidden,
+                         int(hidden_stride_), s.eps);
+        break;
+      case ROTATE: {
+        float* q = qkv_rows_.data() + i * qkv_stride_;
+        const int64_t at = positions_[i] * s.head_dim, kv = int64_t(s.kv_heads) * s.head_dim;
+        const int64_t out = b_.slots[i] * kv * (kv_.type == Type::f32 ? 4 : 2);
+        kernels.rotate(q, s.heads + s.kv_heads, s.head_dim, rotary_.cosine + at, rotary_.sine + at);
+        const float* k = q + int64_t(s.heads) * s.head_dim;
+        kernels.to_kv(k, static_cast<char*>(kv_.keys[index]) + out, kv, kv_.type);
+        kernels.to_kv(k + kv, static_cast<char*>(kv_.values[index]) + out, kv, kv_.type);
+        break;
+      }
+      case CAPTURE: {
+        const int64_t which = std::find(b_.captured, b_.captured + b_.num_captured, index) - b_.captured;
+        std::memcpy(b_.capture_out[which] + i * s.hidden, hidden, 4 * s.hidden);
+        break;
+      }
+      case END:
+        std::memcpy(b_.hidden_out + i * s.hidden, hidden, 4 * s.hidden);
+        break;
+    }
+  }
+}
+
+}  // namespace specinfer

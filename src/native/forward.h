@@ -1,0 +1,80 @@
+// One forward of a model over a flattened batch, as a job of phases: no tensor library, nothing per layer outside.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "pool.h"
+#include "weights.h"
+
+namespace specinfer {
+
+// K/V of every layer: [slots, kv_heads, head_dim].
+struct KvPool {
+  Type type = Type::f32;
+  int64_t slots = 0;
+  std::vector<void*> keys, values;
+};
+
+// Rotary tables [positions, head_dim]; the sign of the rotated first half is in `sine`.
+struct Rotary {
+  const float* cosine = nullptr;
+  const float* sine = nullptr;
+  int64_t positions = 0;
+};
+
+// Flattened over spans. Rows are tokens; parents count within their span.
+struct Batch {
+  const int64_t* context_slots;
+  int64_t num_context_slots;
+  const int64_t* context_lens;  // [spans]
+  const int64_t* span_lens;     // [spans]
+  int64_t num_spans;
+  const int64_t* slots;      // [rows]
+  const int64_t* parents;    // [rows]
+  const int64_t* token_ids;  // [rows], unless hidden rows come in
+  const int64_t* logits_rows;
+  int64_t num_rows, num_logits;
+  const float* hidden_in;  // [rows, hidden] or null
+  float* hidden_out;       // [rows, hidden] or null
+  float* logits;           // [num_logits, vocab]
+  int first_layer, last_layer;
+  const int64_t* captured;  // layers
+  float* const* capture_out;
+  int64_t num_captured;
+};
+
+class Forward : public Job {
+ public:
+  Forward(const Weights& weights, const KvPool& kv, const Rotary& rotary) : w_(weights), kv_(kv), rotary_(rotary) {}
+
+  // Throws std::invalid_argument where the batch does not fit the model or the pool.
+  void run(const Batch& batch, Pool& pool);
+
+  int chunks(int phase) override;
+  void run(int phase, int chunk, int worker) override;
+
+ private:
+  struct Unit {
+    int span, kv_head, begin, end;
+  };
+
+  void plan(const Batch& batch, int threads);
+  void plan_span(int64_t first_row, int64_t length, int64_t context_len);
+  void run_rows(int op, int layer, int64_t begin, int64_t end);
+  GemmArgs gemm(int op, int layer);
+  int panels_per_chunk(const GemmArgs& args) const;
+
+  const Weights& w_;
+  const KvPool& kv_;
+  const Rotary& rotary_;
+  Batch b_{};
+  int threads_ = 1;
+  int64_t hidden_stride_ = 0, qkv_stride_ = 0, gated_stride_ = 0, scratch_size_ = 0;
+  std::vector<float> hidden_, normed_, qkv_rows_, attended_, gated_, scratch_;
+  std::vector<int64_t> positions_;
+  std::vector<int32_t> depth_, trunk_, path_offset_, path_;
+  std::vector<SpanView> spans_;
+  std::vector<Unit> units_;
+};
+
+}  // namespace specinfer

@@ -1,0 +1,101 @@
+// What one instruction-set level offers: the inner loops, behind plain functions.
+#pragma once
+#include <cstdint>
+
+namespace specinfer {
+
+enum class Type { f32 = 0, bf16 = 1, f16 = 2 };
+
+// A packed linear layer: panels of `panel` output columns; within a panel, for each input k, its columns side by
+// side. bf16: 32-bit words, column j low and column j + panel / 2 high. Missing columns are zero.
+struct Linear {
+  Type type = Type::f32;
+  int inputs = 0;
+  int outputs = 0;
+  int panels = 0;
+  char* data = nullptr;
+  float* bias = nullptr;  // [panels * panel] or null
+};
+
+enum class Store {
+  plain,     // out = y
+  add,       // out = out + y
+  gated,     // panels alternate between gate and up: out = silu(gate) * up, half as wide
+};
+
+struct GemmArgs {
+  const Linear* linear;
+  const float* x;  // [rows, x_stride]
+  int64_t x_stride;
+  int rows;
+  float* out;  // [rows, out_stride]
+  int64_t out_stride;
+  int columns;  // of `out` that may be written
+  Store store;
+};
+
+// One span's keys as the queries of a forward see them.
+struct SpanView {
+  const int64_t* context;  // [context_len] slots by position
+  int64_t context_len;
+  const int64_t* slots;  // [nodes]
+  const int32_t* depth;  // [nodes]
+  // A node's ancestors and itself, by depth: nodes 0 .. trunk - 1, then `path`.
+  const int32_t* trunk;        // [nodes]
+  const int32_t* path_offset;  // [nodes]
+  const int32_t* path;
+  int first_row;
+};
+
+struct AttentionArgs {
+  Type type;
+  const void* keys;  // [slots, kv_heads, head_dim]
+  const void* values;
+  int heads, kv_heads, head_dim;
+  float scale;
+  const float* q;  // [rows, q_stride]
+  int64_t q_stride;
+  float* out;  // [rows, out_stride]
+  int64_t out_stride;
+};
+
+constexpr int KEY_CHUNK = 32;  // keys per chunk, at fixed absolute positions
+constexpr int QUERY_BLOCK = 48;
+
+static inline int64_t attention_scratch(int head_dim) {  // floats
+  return 2LL * KEY_CHUNK * head_dim + int64_t(QUERY_BLOCK) * (head_dim + 2);
+}
+
+struct Kernels {
+  const char* name;
+  int panel;
+  void (*gemm)(const GemmArgs&, int panel_begin, int panel_end);
+  // Queries [begin, end) of one K/V head: query i is node i / group, head i % group of the group.
+  void (*attention)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, float* scratch);
+  void (*rms_norm)(const float* x, const float* weight, float* out, int n, int padded, float eps);
+  void (*rotate)(float* x, int heads, int head_dim, const float* cos, const float* sin);
+  void (*to_kv)(const float* x, void* out, int64_t n, Type type);
+};
+
+const Kernels& portable_kernels();
+#ifdef SPECINFER_X86
+const Kernels& avx2_kernels();
+#endif
+
+// The level that SPECINFER_CPU names, or the best that this CPU has. Throws std::invalid_argument.
+const Kernels& choose_kernels(const char* name);
+
+static inline float from_bits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+static inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t((bits >> 16) | 64);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+}  // namespace specinfer

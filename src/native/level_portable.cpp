@@ -1,0 +1,11 @@
+// Compiled for the target's baseline.
+#define LEVEL portable
+#include "level.h"
+
+namespace specinfer {
+const Kernels& portable_kernels() {
+  static const Kernels kernels{"portable",         portable::PANEL,  portable::gemm, portable::attention,
+                               portable::rms_norm, portable::rotate, portable::to_kv};
+  return kernels;
+}
+}  // namespace specinfer

@@ -1,0 +1,56 @@
+// A pool of threads that runs jobs of many short phases. Chunks of a phase are claimed, not dealt out: a thread that
+// the system has taken away holds up nobody but the chunk it was in. Results must not depend on who runs a chunk.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace specinfer {
+
+struct Job {
+  virtual ~Job() = default;
+  virtual int chunks(int phase) = 0;  // below 65536; negative after the last phase
+  virtual void run(int phase, int chunk, int worker) = 0;
+};
+
+class Pool {
+ public:
+  explicit Pool(int threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const { return int(workers_.size()) + 1; }
+
+  // Runs all phases, one after the other; the caller is worker 0. One job at a time: others wait.
+  void run(Job& job);
+
+ private:
+  bool try_chunk(int worker);
+  void advance(int worker);
+  void loop(int worker);
+
+  // serial of the phase << 32 | its chunks << 16 | the next one to claim
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};
+  alignas(64) std::atomic<bool> active_{false};
+  Job* job_ = nullptr;  // written before the ticket that opens a phase, stable until the phase is done
+  int phase_ = 0;
+  uint64_t serial_ = 0;
+
+  std::mutex run_mutex_;
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> sleeping_{0};
+  uint64_t jobs_ = 0;  // guarded by sleep_mutex_
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+// The process's pool of this size, made on first use and kept.
+Pool& shared_pool(int threads);
+
+}  // namespace specinfer

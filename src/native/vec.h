@@ -1,0 +1,79 @@
+// One register of W floats, written with the vector extensions of GCC and Clang: elementwise operators are exact
+// IEEE, so only `fma` differs between levels. Included inside a level's namespace, once per translation unit.
+
+constexpr int W = 8;
+typedef float F __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef uint32_t U __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t I __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE F load(const float* p) { return *reinterpret_cast<const F*>(p); }
+INLINE void store(float* p, F v) { *reinterpret_cast<F*>(p) = v; }
+INLINE F splat(float x) { return F{x, x, x, x, x, x, x, x}; }
+INLINE F max(F a, F b) { return a > b ? a : b; }
+
+INLINE F fma(F a, F b, F c) {
+#ifdef __FMA__
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The sum of the lanes, always in the same order.
+INLINE float sum(F v) {
+  float a[W];
+  store(a, v);
+  return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+INLINE float largest(F v) {
+  float a[W], m;
+  store(a, v);
+  m = a[0];
+  for (int i = 1; i < W; ++i) m = a[i] > m ? a[i] : m;
+  return m;
+}
+
+// Lane i of the result is the sum of v[i]'s lanes.
+INLINE F sums(const F* v) {
+  F pair[4], quad[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    pair[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
+              __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    quad[i] = __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+              __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  return __builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// bf16 to fp32: widening W values that lie next to each other.
+INLINE F widen(const uint16_t* p) {
+  typedef uint16_t H __attribute__((vector_size(2 * W), aligned(2), may_alias));
+  return (F)(__builtin_convertvector(*reinterpret_cast<const H*>(p), U) << 16);
+}
+
+// e^x for x in [-87, 88], clamped outside; the Cephes polynomial, relative error about 1e-7.
+INLINE F exp(F x) {
+  x = max(x, splat(-87.0f));
+  x = -max(-x, splat(-88.0f));
+  const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F n = fma(x, splat(1.44269504f), magic) - magic;
+  F r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  const I bits = (__builtin_convertvector(n, I) + 127) << 23;
+  return p * (F)bits;
+}
+
+INLINE F silu(F x) { return x / (splat(1.0f) + exp(-x)); }

@@ -1,0 +1,262 @@
+"""NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
+
+Weights are packed once, in fp32 or bf16; arithmetic and hidden rows are fp32. A row's bits depend on its own
+tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from specinfer.attention import Span
+from specinfer.cache import KVPool
+from specinfer.errors import ConfigError, ModelError
+from specinfer.models.config import ModelConfig
+from specinfer.models.loader import Checkpoint
+from specinfer.models.rotary import Rotary
+from specinfer.models.weights import WeightSource, find
+from specinfer.runtime.batch import Batch, Ints
+
+VARIABLE = "SPECINFER_CPU"
+LEVELS = ("avx2", "portable")
+PARTS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+NONE = np.zeros(0, np.int64)
+
+
+def extension() -> ModuleType | None:
+    """`specinfer._cpu`, None where it was not built."""
+    try:
+        return importlib.import_module("specinfer._cpu")
+    except ImportError:
+        return None
+
+
+def wanted_level() -> str | None:
+    """What SPECINFER_CPU asks for: a level, "" for the best, None for the torch path. Raises ConfigError."""
+    name = os.environ.get(VARIABLE, "")
+    if name == "off":
+        return None
+    if name not in ("", *LEVELS):
+        raise ConfigError(f"{VARIABLE} is {name!r}", hint=f"use {', '.join(LEVELS)} or off, or unset it")
+    module = extension()
+    if name and module is None:
+        raise ConfigError(f"{VARIABLE} is {name!r}, but specinfer._cpu was not built")
+    if module is not None:
+        try:
+            module.level(name)
+        except ValueError as error:
+            raise ConfigError(f"{VARIABLE}: {error}") from None
+    return name
+
+
+def why_not(checkpoint: Checkpoint, device: torch.device) -> str | None:
+    """Why a model does not run natively, None if it does."""
+    config = checkpoint.config
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if extension() is None:
+        return "specinfer._cpu was not built (it needs cmake and a C++17 compiler at install)"
+    if wanted_level() is None:
+        return f"{VARIABLE} is off"
+    if config.model_type != "llama":
+        return f"model type {config.model_type!r} is not covered"
+    if checkpoint.head_size != config.vocab_size:
+        return "its head works on a subset of its embedding's vocabulary"
+    if config.head_dim % 8:
+        return f"a head dimension of {config.head_dim} is not a multiple of 8"
+    return None
+
+
+class NativeModel:
+    """A model in packed weights. Whoever runs ranges of layers uses its ends, `embed` and `head`."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        pool: KVPool,
+        max_position: int,
+        level: str,
+        num_threads: int | None,
+    ) -> None:
+        module = extension()
+        assert module is not None
+        self.config = c = checkpoint.config
+        # More threads than processors would only wait for each other.
+        threads = num_threads or min(torch.get_num_threads(), os.cpu_count() or 1)
+        try:
+            self._native: Any = module.Model(
+                hidden=c.hidden_size, layers=c.num_layers, heads=c.num_heads, kv_heads=c.num_kv_heads,
+                head_dim=c.head_dim, intermediate=c.intermediate_size, vocab=c.vocab_size,
+                eps=c.rms_norm_eps, tied=c.tie_embeddings, type=type_name(dtype), level=level,
+                threads=threads,
+            )  # fmt: skip
+            self._load(checkpoint.weights)
+        except ValueError as error:
+            raise ModelError(f"{checkpoint.path}: weights do not fit the config ({error})") from None
+        cos, sin = Rotary(c.rope, c.head_dim, max_position, torch.float32).at(torch.arange(max_position))
+        self._kept = (pool, cos.contiguous(), sin.contiguous())
+        self._native.set_rotary(self._kept[1].data_ptr(), self._kept[2].data_ptr(), max_position)
+        self._native.set_pool(
+            [t.data_ptr() for t in pool.k],
+            [t.data_ptr() for t in pool.v],
+            pool.k[0].shape[0] if pool.k else 0,
+            type_name(pool.k[0].dtype if pool.k else dtype),
+        )
+        self.level: str = self._native.level
+        self.num_threads: int = self._native.threads
+        self.num_bytes: int = self._native.num_bytes
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[n] -> [n, hidden_size]."""
+        batch = rows_alone(token_ids.numpy())
+        hidden = torch.empty(len(token_ids), self.config.hidden_size)
+        self.forward(batch, range(0), hidden_out=hidden)
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] -> logits [rows, vocab_size]."""
+        batch = rows_alone(np.zeros(len(hidden), np.int64))
+        logits = torch.empty(len(hidden), self.config.vocab_size)
+        self.forward(batch, range(0), hidden_in=hidden, logits=logits)
+        return logits
+
+    def forward(
+        self,
+        batch: Batch,
+        layers: range,
+        *,
+        hidden_in: torch.Tensor | None = None,
+        hidden_out: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+        captured: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        """One native call; results are written into the tensors given."""
+        spans = batch.spans
+        captured = captured or {}
+        if hidden_in is not None:
+            hidden_in = hidden_in.float().contiguous()
+            if hidden_in.shape != (len(batch.token_ids), self.config.hidden_size):
+                raise ValueError(f"hidden rows are {tuple(hidden_in.shape)}")
+        self._native.forward(
+            joined([s.context_slots for s in spans]),
+            ints([len(s.context_slots) for s in spans]),
+            ints([len(s.slots) for s in spans]),
+            joined([s.slots for s in spans]),
+            joined([s.parents for s in spans]),
+            ints(batch.token_ids) if hidden_in is None else NONE,
+            ints(batch.logits_rows) if logits is not None else NONE,
+            layers.start,
+            layers.stop,
+            0 if hidden_in is None else hidden_in.data_ptr(),
+            0 if hidden_out is None else hidden_out.data_ptr(),
+            0 if logits is None else logits.data_ptr(),
+            ints(list(captured)),
+            ints([t.data_ptr() for t in captured.values()]),
+        )
+
+    def _load(self, weights: WeightSource) -> None:
+        def linear(name: str, layer: int, source: str, bias_source: str) -> None:
+            w = weights.get(f"{source}.weight").contiguous()
+            if w.ndim != 2:
+                raise ValueError(f"{source}.weight has {w.ndim} dimensions")
+            self._native.set(name, layer, w.data_ptr(), type_name(w.dtype), *w.shape)
+            if (bias := find(weights, f"{bias_source}.bias", w.shape[0])) is not None:
+                bias = bias.float().contiguous()
+                self._native.set_bias(name, layer, bias.data_ptr(), bias.numel())
+
+        def norm(name: str, layer: int, source: str) -> None:
+            w = weights.get(f"{source}.weight").float().contiguous()
+            self._native.set_norm(name, layer, w.data_ptr(), w.numel())
+
+        for i in range(self.config.num_layers):
+            for name, part in PARTS.items():
+                linear(name, i, f"model.layers.{i}.{part}", f"model.layers.{i}.{part}")
+            for name, part in NORMS.items():
+                norm(name, i, f"model.layers.{i}.{part}")
+        norm("final_norm", 0, "model.norm")
+        embedding = "model.embed_tokens"
+        if not self.config.tie_embeddings:
+            linear("embedding", 0, embedding, "")
+        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", "lm_head")
+        self._native.finish()
+
+
+class NativeRunner:
+    """A ModelRunner whose forward is one native call."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        pool: KVPool,
+        max_position: int,
+        *,
+        level: str = "",
+        num_threads: int | None = None,
+    ) -> None:
+        """max_position: positions that will be used. level: "" for the CPU's best. Raises ModelError."""
+        self.pool = pool
+        self.model = NativeModel(checkpoint, dtype, pool, max_position, level, num_threads)
+
+    def run(
+        self, batch: Batch, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """As ModelRunner.run."""
+        config = self.model.config
+        layers = range(config.num_layers)
+        logits = torch.empty(len(batch.logits_rows), config.vocab_size)
+        captured = self._captured(batch, layers, capture_layers)
+        self.model.forward(batch, layers, logits=logits, captured=captured)
+        return logits, captured
+
+    def run_layers(
+        self, batch: Batch, hidden: torch.Tensor, layers: range, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """As ModelRunner.run_layers."""
+        result = torch.empty(hidden.shape)
+        captured = self._captured(batch, layers, capture_layers)
+        self.model.forward(batch, layers, hidden_in=hidden, hidden_out=result, captured=captured)
+        return result, captured
+
+    def _captured(
+        self, batch: Batch, layers: range, capture_layers: Collection[int]
+    ) -> dict[int, torch.Tensor]:
+        shape = (len(batch.token_ids), self.model.config.hidden_size)
+        return {i: torch.empty(shape) for i in layers if i in capture_layers}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """How the extension calls a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def ints(values: Sequence[int] | Ints) -> Ints:
+    return np.ascontiguousarray(values, np.int64)
+
+
+def joined(arrays: Sequence[Ints]) -> Ints:
+    return ints(arrays[0]) if len(arrays) == 1 else ints(np.concatenate(arrays)) if arrays else NONE
+
+
+def rows_alone(token_ids: Ints) -> Batch:
+    """Rows for the ends of a model, where nothing attends."""
+    n = len(token_ids)
+    span = Span(NONE, np.zeros(n, np.int64), np.full(n, -1, np.int64))
+    return Batch((span,), token_ids, np.zeros(n, np.int64), np.arange(n))

@@ -1,0 +1,174 @@
+"""The native runner against the torch one; ranges of layers; batches and settings at their edges."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer import LLM, SamplingParams
+from specinfer.attention import Span
+from specinfer.errors import ConfigError, ModelError
+from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.runtime import native as native_module
+from specinfer.runtime.batch import trunk_and_tree
+from specinfer.runtime.native import NativeRunner
+
+NONE = np.zeros(0, np.int64)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "tied": {"tie_word_embeddings": True},
+    "multi_query": {"num_key_value_heads": 1},
+    "odd": {"hidden_size": 52, "intermediate_size": 70, "num_attention_heads": 6, "head_dim": 16},
+    "wide_heads": {"head_dim": 64},
+    "attention_bias": {"attention_bias": True},
+    "all_biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+}
+
+
+def prompt_item(n: int, slots: np.ndarray, logits_rows: np.ndarray | None = None) -> WorkItem:
+    tokens = np.random.default_rng(0).integers(0, 300, n)
+    rows = np.arange(n) if logits_rows is None else logits_rows
+    return WorkItem(Span(NONE, slots[:n], np.arange(-1, n - 1)), tokens, rows)
+
+
+@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_torch(name: str, level: str, tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
+    path = write_model(tmp_path, scale=1.0, tokenizer=False, **CONFIGS[name])
+    ours, theirs = runners.native(path, level=level), runners.torch(path)
+    slots = np.random.default_rng(1).permutation(300)
+    tree = np.array([-1, 0, 1, 1, 0, 4, 4, 6, 7, 0])
+    tokens = np.random.default_rng(2).integers(0, 300, 11)
+    span = Span(slots[:90], slots[90:101], trunk_and_tree(2, tree))
+    for item in (prompt_item(90, slots), WorkItem(span, tokens, np.arange(11))):
+        batch = Batch.of([item])
+        logits, captured = ours.run(batch, capture_layers=(0, 1))
+        expected, expected_rows = theirs.run(batch, capture_layers=(0, 1))
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(logits, expected, atol=1e-5 * scale, rtol=1e-5)
+        for i in (0, 1):
+            scale = expected_rows[i].abs().max().item()
+            torch.testing.assert_close(captured[i], expected_rows[i], atol=1e-5 * scale, rtol=1e-5)
+    for a, b in zip((*ours.pool.k, *ours.pool.v), (*theirs.pool.k, *theirs.pool.v), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5 * b.abs().max().item(), rtol=1e-5)
+
+
+def test_bf16_weights_are_near(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
+    path = write_model(tmp_path, scale=1.0, tokenizer=False)
+    ours = runners.native(path, torch.bfloat16, torch.bfloat16)
+    batch = Batch.of([prompt_item(40, np.arange(300))])
+    expected = runners.torch(path).run(batch)[0]
+    torch.testing.assert_close(
+        ours.run(batch)[0], expected, atol=0.05 * expected.abs().max().item(), rtol=0.05
+    )
+    # Arithmetic is fp32, so weights that bf16 holds exactly give what fp32 gives.
+    file = path / "model.safetensors"
+    save_file({k: v.bfloat16().float() for k, v in load_file(file).items()}, file)
+    exact = runners.native(path, torch.bfloat16, torch.float32).run(batch)[0]
+    assert torch.equal(exact, runners.native(path).run(batch)[0])
+
+
+def test_ranges_of_layers_add_up(tiny_model: Path, runners) -> None:  # noqa: ANN001
+    runner = runners.native(tiny_model)
+    batch = Batch.of([prompt_item(5, np.arange(300), np.array([4]))])
+    logits, captured = runner.run(batch, capture_layers={0, 1})
+    hidden = runner.model.embed(torch.from_numpy(batch.token_ids))
+    first, none = runner.run_layers(batch, hidden, range(1))
+    second, rows = runner.run_layers(batch, first, range(1, 2), capture_layers={0, 1})
+    assert not none and set(rows) == {1} and torch.equal(rows[1], second)
+    assert torch.equal(first, captured[0]) and torch.equal(second, captured[1])
+    assert torch.equal(runner.model.head(second[4:]), logits)
+    with pytest.raises(ValueError, match="layers"):
+        runner.run_layers(batch, hidden, range(1, 3))
+
+
+def test_batches_at_the_edges(tiny_model: Path, runners) -> None:  # noqa: ANN001
+    runner = runners.native(tiny_model)
+    assert runner.run(Batch.of([prompt_item(3, np.arange(300), NONE)]))[0].shape == (0, 300)
+    logits, captured = runner.run(
+        Batch.of([WorkItem(Span(NONE, NONE, NONE), NONE, NONE)]), capture_layers=[1]
+    )
+    assert logits.shape == (0, 300) and captured[1].shape == (0, 32)
+    assert runner.run(Batch((), NONE, NONE, NONE))[0].shape == (0, 300)
+    empty = WorkItem(Span(np.arange(3), NONE, NONE), NONE, NONE)
+    alone = runner.run(Batch.of([prompt_item(4, np.arange(10, 20))]))[0]
+    assert torch.equal(runner.run(Batch.of([empty, prompt_item(4, np.arange(10, 20)), empty]))[0], alone)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (WorkItem(Span(NONE, np.array([401]), np.array([-1])), np.array([1]), NONE), "slot"),
+        (WorkItem(Span(np.array([-1]), np.array([1]), np.array([-1])), np.array([1]), NONE), "slot"),
+        (WorkItem(Span(NONE, np.array([1]), np.array([-1])), np.array([300]), NONE), "token id"),
+        (WorkItem(Span(NONE, np.array([1]), np.array([-1])), np.array([1]), np.array([1])), "logits row"),
+        (
+            WorkItem(Span(np.zeros(512, np.int64), np.array([1]), np.array([-1])), np.array([1]), NONE),
+            "position",
+        ),
+    ],
+)
+def test_nothing_is_read_outside(item: WorkItem, message: str, tiny_model: Path, runners) -> None:  # noqa: ANN001
+    with pytest.raises(ValueError, match=message):
+        runners.native(tiny_model).run(Batch.of([item]))
+
+
+def test_weights_that_do_not_fit(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
+    path = write_model(tmp_path, tokenizer=False)
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros(64, 33)
+    save_file(weights, file)
+    with pytest.raises(ModelError, match="up is 64 x 33, not 64 x 32"):
+        runners.native(path)
+
+
+def test_level_variable(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = {}
+    for level in ("", "avx2", "portable", "off"):
+        monkeypatch.setenv(native_module.VARIABLE, level)
+        try:
+            llm = LLM(str(tiny_model), dtype="float32")
+        except ConfigError as error:
+            assert level == "avx2" and "no avx2" in str(error)
+            continue
+        runner = llm.engine.parts.runner
+        assert isinstance(runner, ModelRunner if level == "off" else NativeRunner)
+        if level not in ("", "off"):
+            assert isinstance(runner, NativeRunner) and runner.model.level == level
+        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        tokens[level] = llm.generate(list(range(20)), params)[0].outputs[0].token_ids
+    assert len(set(tokens.values())) == 1
+    monkeypatch.setenv(native_module.VARIABLE, "sse9")
+    with pytest.raises(ConfigError, match="sse9"):
+        LLM(str(tiny_model))
+
+
+def test_without_the_extension(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native_module, "extension", lambda: None)
+    monkeypatch.delenv(native_module.VARIABLE, raising=False)
+    with caplog.at_level(logging.WARNING, "specinfer"):
+        llm = LLM(str(tiny_model), dtype="float32")
+    assert isinstance(llm.engine.parts.runner, ModelRunner)
+    assert [r.message for r in caplog.records if "not built" in r.message]
+    monkeypatch.setenv(native_module.VARIABLE, "portable")
+    with pytest.raises(ConfigError, match="not built"):
+        LLM(str(tiny_model))
