@@ -18,7 +18,6 @@ import torch
 from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.errors import ConfigError, ModelError
-from specinfer.models.config import ModelConfig
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
 from specinfer.models.weights import WeightSource, find
