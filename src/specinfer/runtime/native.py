@@ -108,7 +108,10 @@ class NativeModel:
             )  # fmt: skip
             self._load(checkpoint.weights)
         except ValueError as error:
-            raise ModelError(f"{checkpoint.path}: weights do not fit the config ({error})") from None
+            raise ModelError(
+                f"{checkpoint.path}: weights do not fit the config ({error})",
+                hint="check that config and weights belong to the same model",
+            ) from None
         cos, sin = Rotary(c.rope, c.head_dim, max_position, torch.float32).at(torch.arange(max_position))
         self._kept = (pool, cos.contiguous(), sin.contiguous())
         self._native.set_rotary(self._kept[1].data_ptr(), self._kept[2].data_ptr(), max_position)
