@@ -172,3 +172,17 @@ def test_without_the_extension(
     monkeypatch.setenv(native_module.VARIABLE, "portable")
     with pytest.raises(ConfigError, match="not built"):
         LLM(str(tiny_model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("level", ["", "portable", "off"])
+def test_every_path_is_lossless(
+    level: str, dtype: Any, tiny_model: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native_module.VARIABLE, level)
+    prompts = [[int(t) for t in np.random.default_rng(i).integers(0, 256, 5 + 9 * i)] for i in range(6)]
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40) for i in range(6)]
+    plain = LLM(str(tiny_model), dtype=dtype).generate(prompts, params, progress=False)
+    llm = LLM(str(tiny_model), drafts=[str(tiny_draft)], tree="3,2,1,1", dtype=dtype, max_num_seqs=3)
+    for a, b in zip(plain, llm.generate(prompts, params, progress=False), strict=True):
+        assert a.outputs[0].token_ids == b.outputs[0].token_ids
