@@ -26,6 +26,7 @@ import torch
 from specinfer import LLM, SamplingParams
 from specinfer.attention import Span
 from specinfer.runtime import Batch, WorkItem
+from specinfer.runtime.native import extension, wanted_level
 
 WAYS = {
     "plain": ((), "1"),
@@ -50,7 +51,7 @@ class Work:
                     row = json.loads(line)
                 except json.JSONDecodeError:
                     continue  # the line that an interruption cut
-                if row.get("machine", machine) == machine:
+                if row["machine"] == machine:
                     self.answers[tuple(row["key"])][row["prompt"]] = row["tokens"]
 
     def add(self, key: Key, prompt: int, tokens: list[int]) -> None:
@@ -62,7 +63,9 @@ class Work:
 
 def machine() -> str:
     """What decides the bits of plain decoding."""
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+    native, level = extension(), wanted_level()
+    path = "the torch path" if native is None or level is None else f"native {native.level(level)}"
+    return f"{platform.machine()}, {path}, torch {torch.__version__}"
 
 
 def read_prompts(path: Path, every: int, count: int) -> list[list[dict[str, str]]]:
