@@ -12,6 +12,7 @@ from specinfer.engine.request import Request, Status
 from specinfer.engine.step import step
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
+from specinfer.runtime.native import own_threads
 from specinfer.sampling_params import SamplingParams
 
 
@@ -69,7 +70,7 @@ class Engine:
     def step(self) -> list[Emission]:
         """Run one step. One that raises (Ctrl-C, too) leaves no slot reserved: its requests can be aborted or
         stepped again."""
-        with self.parts.timer.step():
+        with self.parts.timer.step(), own_threads(self.parts.runner):
             try:
                 return step(self.parts)
             except BaseException:
