@@ -186,3 +186,23 @@ def test_every_path_is_lossless(
     llm = LLM(str(tiny_model), drafts=[str(tiny_draft)], tree="3,2,1,1", dtype=dtype, max_num_seqs=3)
     for a, b in zip(plain, llm.generate(prompts, params, progress=False), strict=True):
         assert a.outputs[0].token_ids == b.outputs[0].token_ids
+
+
+def test_torch_keeps_to_one_thread_during_a_step(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for level, seen in (("portable", 1), ("off", 2)):
+            monkeypatch.setenv(native_module.VARIABLE, level)
+            llm = LLM(str(tiny_model), dtype="float32")
+            during = []
+            run = llm.engine.parts.runner.run
+            monkeypatch.setattr(
+                llm.engine.parts.runner,
+                "run",
+                lambda *a, run=run, during=during: during.append(torch.get_num_threads()) or run(*a),
+            )
+            llm.generate([1, 2, 3], SamplingParams(max_tokens=2))
+            assert set(during) == {seen} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)

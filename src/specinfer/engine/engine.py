@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Sequence
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.engine.detokenizer import Detokenizer
@@ -15,21 +12,8 @@ from specinfer.engine.request import Request, Status
 from specinfer.engine.step import step
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
-from specinfer.runtime.native import NativeRunner
+from specinfer.runtime.native import own_threads
 from specinfer.sampling_params import SamplingParams
-
-
-@contextmanager
-def one_torch_thread(wanted: bool) -> Iterator[None]:
-    """Where the forward is native, torch only does small things beside it, and its second thread would spin
-    on the core that the native pool is about to use."""
-    before = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Engine:
@@ -86,7 +70,7 @@ class Engine:
     def step(self) -> list[Emission]:
         """Run one step. One that raises (Ctrl-C, too) leaves no slot reserved: its requests can be aborted or
         stepped again."""
-        with self.parts.timer.step(), one_torch_thread(isinstance(self.parts.runner, NativeRunner)):
+        with self.parts.timer.step(), own_threads(self.parts.runner):
             try:
                 return step(self.parts)
             except BaseException:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
 from specinfer.models.weights import WeightSource, find
 from specinfer.runtime.batch import Batch, Ints
+from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
 LEVELS = ("avx2", "portable")
@@ -80,6 +82,20 @@ def why_not(checkpoint: Checkpoint, device: torch.device) -> str | None:
     if config.head_dim % 8:
         return f"a head dimension of {config.head_dim} is not a multiple of 8"
     return None
+
+
+@contextmanager
+def own_threads(runner: Runner) -> Iterator[None]:
+    """While a native runner works, torch keeps to one thread: its pool would spin where ours has work."""
+    if not isinstance(runner, NativeRunner):
+        yield
+        return
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class NativeModel:
