@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <unistd.h>
+
 #include <map>
 #include <memory>
 #if defined(__x86_64__)
@@ -18,7 +20,7 @@ static void pause() {
 #endif
 }
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : process_(getpid()) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { loop(i); });
 }
 
@@ -55,7 +57,7 @@ void Pool::advance(int worker) {
       active_.store(false, std::memory_order_release);
       return;
     }
-    if (n > 1 && !workers_.empty()) {
+    if (n > 1 && !alone_) {
       ticket_.store(++serial_ << 32 | uint64_t(n) << 16, std::memory_order_release);
       return;
     }
@@ -67,8 +69,9 @@ void Pool::run(Job& job) {
   std::lock_guard<std::mutex> run_lock(run_mutex_);
   job_ = &job;
   phase_ = -1;
+  alone_ = workers_.empty() || getpid() != process_;
   active_.store(true, std::memory_order_release);
-  if (!workers_.empty()) {
+  if (!alone_) {
     {
       std::lock_guard<std::mutex> lock(sleep_mutex_);
       ++jobs_;

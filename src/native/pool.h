@@ -41,6 +41,9 @@ class Pool {
   int phase_ = 0;
   uint64_t serial_ = 0;
 
+  long process_;        // threads do not survive a fork: a child works alone
+  bool alone_ = false;
+
   std::mutex run_mutex_;
   std::mutex sleep_mutex_;
   std::condition_variable wake_;

@@ -7,6 +7,11 @@ typedef uint32_t U __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t I __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, I{__VA_ARGS__})
+#endif
 
 INLINE F load(const float* p) { return *reinterpret_cast<const F*>(p); }
 INLINE void store(float* p, F v) { *reinterpret_cast<F*>(p) = v; }
@@ -41,14 +46,14 @@ INLINE F sums(const F* v) {
   F pair[4], quad[2];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)
-    pair[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
-              __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    pair[i] = SHUFFLE(v[2 * i], v[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
+              SHUFFLE(v[2 * i], v[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i)
-    quad[i] = __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
-              __builtin_shufflevector(pair[2 * i], pair[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-  return __builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-         __builtin_shufflevector(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15);
+    quad[i] = SHUFFLE(pair[2 * i], pair[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+              SHUFFLE(pair[2 * i], pair[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  return SHUFFLE(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+         SHUFFLE(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 // bf16 to fp32: widening W values that lie next to each other.

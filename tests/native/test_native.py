@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,22 @@ def test_batches_at_the_edges(tiny_model: Path, runners) -> None:  # noqa: ANN00
     empty = WorkItem(Span(np.arange(3), NONE, NONE), NONE, NONE)
     alone = runner.run(Batch.of([prompt_item(4, np.arange(10, 20))]))[0]
     assert torch.equal(runner.run(Batch.of([empty, prompt_item(4, np.arange(10, 20)), empty]))[0], alone)
+
+
+def test_a_forked_child_works_alone(tiny_model: Path, runners) -> None:  # noqa: ANN001
+    runner = runners.native(tiny_model, num_threads=2)
+    batch = Batch.of([prompt_item(30, np.arange(300))])
+    expected = runner.run(batch)[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(runner.run(batch)[0], expected) else 1)
+    deadline = time.monotonic() + 20
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if done[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert done == (child, 0)
 
 
 @pytest.mark.parametrize(
