@@ -101,12 +101,12 @@ def test_logits_equal_transformers(name: str, tmp_path: Path, write_model) -> No
 def test_bits_do_not_depend_on_rows(dtype: torch.dtype, tmp_path: Path, write_model) -> None:  # noqa: ANN001
     """A prompt in chunks of every size, and 1 or 2 threads: the same logits and K/V, to the bit."""
     path = write_model(tmp_path, tokenizer=False, hidden_size=64, intermediate_size=96, head_dim=16)
-    prompt = np.random.default_rng(1).integers(0, 300, 230)
+    prompt = np.random.default_rng(1).integers(0, 300, 150)
     slots = np.arange(300)
     threads = torch.get_num_threads()
     results = []
     try:
-        for chunk, num_threads in ((230, 2), (1, 2), (2, 1), (7, 2), (33, 1), (96, 2), (97, 2), (193, 1)):
+        for chunk, num_threads in ((150, 2), (1, 2), (2, 1), (7, 2), (33, 1), (96, 2), (97, 2), (143, 1)):
             torch.set_num_threads(num_threads)
             runner = make_runner(path, dtype)
             rows = []
