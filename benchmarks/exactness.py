@@ -3,7 +3,8 @@
     python benchmarks/exactness.py --prompts PATH/spec_bench.jsonl --out benchmarks/results/exactness.json
 
 Every 10th prompt, 128 tokens, for each dtype, temperature, way of drafting and batch size. Resumable: answers
-are kept beside the output (*.work.jsonl), and an interrupted run goes on where it stopped. A mismatch is
+are kept beside the output (*.answers.jsonl, with the machine they were made on: other kinds of CPU
+round differently), and an interrupted run goes on where it stopped. A mismatch is
 reported with the gap between the two tokens' scores.
 """
 
@@ -25,6 +26,7 @@ import torch
 from specinfer import LLM, SamplingParams
 from specinfer.attention import Span
 from specinfer.runtime import Batch, WorkItem
+from specinfer.runtime.native import extension, wanted_level
 
 WAYS = {
     "plain": ((), "1"),
@@ -37,10 +39,11 @@ Key = tuple[str, float, str, int]
 
 
 class Work:
-    """Finished answers by (dtype, temperature, way, batch) and prompt, one JSON line each."""
+    """This machine's finished answers by (dtype, temperature, way, batch) and prompt, one JSON line each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, machine: str) -> None:
         self._path = path
+        self._machine = machine
         self.answers: dict[Key, dict[int, list[int]]] = defaultdict(dict)
         if path.exists():
             for line in path.read_text().splitlines():
@@ -48,12 +51,21 @@ class Work:
                     row = json.loads(line)
                 except json.JSONDecodeError:
                     continue  # the line that an interruption cut
-                self.answers[tuple(row["key"])][row["prompt"]] = row["tokens"]
+                if row["machine"] == machine:
+                    self.answers[tuple(row["key"])][row["prompt"]] = row["tokens"]
 
     def add(self, key: Key, prompt: int, tokens: list[int]) -> None:
         self.answers[key][prompt] = tokens
         with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "prompt": prompt, "tokens": tokens}) + "\n")
+            row = {"machine": self._machine, "key": key, "prompt": prompt, "tokens": tokens}
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def machine() -> str:
+    """What decides the bits of plain decoding."""
+    native, level = extension(), wanted_level()
+    path = "the torch path" if native is None or level is None else f"native {native.level(level)}"
+    return f"{platform.machine()}, {path}, torch {torch.__version__}"
 
 
 def read_prompts(path: Path, every: int, count: int) -> list[list[dict[str, str]]]:
@@ -149,7 +161,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    work = Work(args.out.with_suffix(".work.jsonl"))
+    work = Work(args.out.with_suffix(".answers.jsonl"), machine())
     messages = read_prompts(args.prompts, args.every, args.count)
     llms: dict[str, LLM] = {}
     prompts: list[list[int]] = []
@@ -170,8 +182,7 @@ def write(args: argparse.Namespace, work: Work, llms: dict[str, LLM], prompts: l
     result = {
         "command": "python benchmarks/exactness.py --prompts spec_bench.jsonl",
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"torch {torch.__version__}",
+        "machine": machine(),
         "target": "smollm2-135m",
         "threads": args.threads,
         "prompts": f"every {args.every}th of Spec-Bench, {args.max_tokens} tokens",

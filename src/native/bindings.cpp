@@ -122,6 +122,8 @@ class Model {
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Forward passes in native code.";
+  // What an interpreter still holds at its exit is its own business, not a user's.
+  nb::set_leak_warnings(false);
   m.def("level", [](const std::string& name) { return std::string(choose_kernels(name.c_str()).name); });
   nb::class_<Model>(m, "Model")
       .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::string&, const std::string&, int>(),

@@ -20,7 +20,7 @@ class EngineConfig:
         prompt lookup; several are merged; none is plain decoding.
     tree: the topology of a draft's tree, as text ("3,2,1,1") or as a Topology.
     verifier: coupled, multi_step or without_replacement.
-    dtype: auto is bfloat16 where the hardware computes in it, else float32.
+    dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32.
     device: a torch device; auto is cuda where there is one.
     max_num_seqs: requests that run at once. max_model_len: longest prompt and output together, in tokens;
         None is what the model was made for. max_step_tokens: prompt tokens computed per step.

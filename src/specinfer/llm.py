@@ -12,6 +12,7 @@ from specinfer.config import DEFAULT_TREE, DType, EngineConfig
 from specinfer.engine.build import build_engine
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
+from specinfer.interrupt import catch_interrupt
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.outputs import RequestOutput, StreamChunk
 from specinfer.sampling_params import SamplingParams
@@ -132,7 +133,7 @@ class LLM:
                 elif request.finish_reason is not None:
                     return
                 else:
-                    self.engine.step()
+                    self._step()
         finally:
             self.engine.abort(request)
 
@@ -146,11 +147,18 @@ class LLM:
             task = bar.add_task("generating", total=len(requests))
             pending = set(requests)
             while pending:
-                self.engine.step()
+                self._step()
                 done = {r for r in pending if r.finish_reason is not None}
                 pending -= done
                 if done:
                     bar.advance(task, len(done))
+
+    def _step(self) -> None:
+        """A whole step: Ctrl-C waits for its end, so that no bookkeeping is cut in two."""
+        with catch_interrupt() as interrupt:
+            self.engine.step()
+        if interrupt.is_set:
+            raise KeyboardInterrupt
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):

@@ -41,7 +41,7 @@ class GenerationStats:
     @property
     def acceptance_length(self) -> float:
         """Tokens per step, the bonus token included."""
-        return 1.0 + self.mean_accepted_tokens if self.num_steps else 0.0
+        return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
     def acceptance_per_depth(self) -> tuple[float, ...]:

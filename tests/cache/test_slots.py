@@ -83,6 +83,8 @@ class Slots(RuleBasedStateMachine):
             owned += table.committed[table.num_shared :].tolist()
         if self.cache:
             owned += [s for node in self.cache.nodes() for s in node.slots.tolist()]
+            unused = sum(len(node.slots) for node in self.cache.nodes() if node.num_users == 0)
+            assert self.cache.num_evictable == unused
         assert sorted(owned) == list(range(NUM_SLOTS))
 
     @invariant()

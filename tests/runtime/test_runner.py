@@ -45,7 +45,7 @@ def test_ranges_of_layers_add_up(tiny_model: Path) -> None:
     batch = Batch.of([trunk([1, 2, 3, 4, 5], [4])])
     logits, captured = runner.run(batch, capture_layers={0, 1})
     hidden = runner.model.embed(torch.from_numpy(batch.token_ids))
-    first, _ = runner.run_layers(batch, hidden, range(0, 1))
+    first, _ = runner.run_layers(batch, hidden, range(1))
     second, _ = runner.run_layers(batch, first, range(1, 2))
     assert torch.equal(first, captured[0]) and torch.equal(second, captured[1])
     assert torch.equal(runner.model.head(second[4:]), logits)

@@ -248,3 +248,19 @@ class TestNoiseCache:
         cache = NoiseCache(8)
         cache.rows([(0, 0, 0)]).fill_(0.0)
         assert torch.equal(cache.rows([(0, 0, 0)]), gumbel([(0, 0, 0)], 8))
+
+
+def test_an_interrupted_fill_leaves_no_noise_behind(monkeypatch):
+    cache = NoiseCache(50, max_rows=4)
+    cache.rows([(1, 0, 0)])
+    fill = NoiseCache._fill
+
+    def interrupted(self, keys):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NoiseCache, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.rows([(1, 0, 0), (2, 0, 0)])
+    monkeypatch.setattr(NoiseCache, "_fill", fill)
+    keys = [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    assert torch.equal(cache.rows(keys), gumbel(keys, 50))

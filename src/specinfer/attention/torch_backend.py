@@ -27,7 +27,13 @@ from specinfer.attention.span import Span
 ROW_BLOCK = 8
 KEY_CHUNK = 128
 LONG_PATH = 16
-"""Paths with more queries than this are padded alone, shorter ones together."""
+"""Paths with more queries than this are padded alone, shorter ones with those of about their length."""
+MAX_PATHS = 64
+"""Paths gathered at once, which bounds the memory of a step."""
+
+Ints = NDArray[np.int64]
+Path = tuple[Ints, Ints, Ints]
+"""Query tokens, their positions, the slots of the path's keys."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +72,24 @@ class TorchAttention:
         self._out_rows = torch.zeros(0, dtype=torch.int64)
 
     def plan(self, spans: Sequence[Span]) -> None:
-        paths: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+        paths: list[Path] = []
         start = 0
         for span in spans:
             taken = np.zeros(span.num_tokens, np.bool_)
-            for path in map(np.asarray, span.leaf_paths()):
-                new = ~taken[path]
-                taken[path] = True
+            for nodes in map(np.asarray, span.leaf_paths()):
+                new = ~taken[nodes]
+                taken[nodes] = True
                 positions = len(span.context_slots) + np.flatnonzero(new)
-                keys = np.concatenate([span.context_slots, span.slots[path]])
-                paths.append((start + path[new], positions, keys))
+                keys = np.concatenate([span.context_slots, span.slots[nodes]])
+                paths.append((start + nodes[new], positions, keys))
             start += span.num_tokens
         self._slots = self._tensor(np.concatenate([span.slots for span in spans]))
-        short = [p for p in paths if len(p[0]) <= LONG_PATH]
-        groups = ([short] if short else []) + [[p] for p in paths if len(p[0]) > LONG_PATH]
+        by_length: dict[int, list[Path]] = {}
+        for path in paths:
+            is_short = len(path[0]) <= LONG_PATH
+            key = round_up(len(path[2]), KEY_CHUNK) if is_short else -len(by_length) - 1
+            by_length.setdefault(key, []).append(path)
+        groups = [g[i : i + MAX_PATHS] for g in by_length.values() for i in range(0, len(g), MAX_PATHS)]
         out_rows = np.zeros((start, self._num_heads), np.int64)
         self._groups = []
         first_row = 0
@@ -117,9 +127,9 @@ class TorchAttention:
 
     def _plan_group(
         self,
-        paths: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]],
+        paths: Sequence[Path],
         first_row: int,
-        out_rows: NDArray[np.int64],
+        out_rows: Ints,
     ) -> int:
         """Append the padded group of (query tokens, their positions, keys); returns the next free out row."""
         heads = np.arange(self._num_kv_heads)

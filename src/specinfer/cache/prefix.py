@@ -33,6 +33,7 @@ class PrefixCache:
         self._allocator = allocator
         self._root = PrefixNode((), np.zeros(0, np.int64), None)
         self._clock = 0
+        self._num_evictable = 0
         allocator.reclaim = self.evict
 
     @property
@@ -43,7 +44,7 @@ class PrefixCache:
     @property
     def num_evictable(self) -> int:
         """Slots that `evict` could free now."""
-        return sum(len(node.slots) for node in self.nodes() if node.num_users == 0)
+        return self._num_evictable
 
     def nodes(self) -> Iterator[PrefixNode]:
         """Every node below the root, parents first."""
@@ -80,12 +81,15 @@ class PrefixCache:
             rest = tuple(tokens[num_known:])
             child = PrefixNode(rest, slots[num_known:].copy(), node, last_use=self._clock)
             node.children[rest[0]] = child
+            self._num_evictable += len(rest)
         return num_known
 
     def lock(self, node: PrefixNode) -> None:
         """Keep `node` and everything above it."""
         current: PrefixNode | None = node
         while current is not None:
+            if current.num_users == 0:
+                self._num_evictable -= len(current.slots)
             current.num_users += 1
             current = current.parent
 
@@ -95,6 +99,8 @@ class PrefixCache:
         while current is not None:
             current.num_users -= 1
             assert current.num_users >= 0, "a prefix was unlocked twice"
+            if current.num_users == 0:
+                self._num_evictable += len(current.slots)
             current = current.parent
 
     def evict(self, num_slots: int) -> None:
@@ -110,6 +116,7 @@ class PrefixCache:
                 # The tail of an edge goes first: what is left is still a prefix.
                 keep = max(0, len(leaf.slots) - num_slots)
                 num_slots -= len(leaf.slots) - keep
+                self._num_evictable -= len(leaf.slots) - keep
                 self._allocator.free(leaf.slots[keep:])
                 if keep:
                     leaf.tokens, leaf.slots = leaf.tokens[:keep], leaf.slots[:keep]

@@ -14,9 +14,9 @@ from specinfer.cli.chat import chat
 from specinfer.cli.console import log_to_stderr, note, print_error
 from specinfer.cli.demo import demo
 from specinfer.cli.generate import generate
-from specinfer.cli.interrupt import Interrupted
 from specinfer.cli.tree import tree
 from specinfer.errors import ConfigError, RequestError, SpecinferError
+from specinfer.interrupt import Interrupted
 
 FAILURE, USAGE, INTERRUPT = 1, 2, 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[

@@ -10,11 +10,11 @@ from typer import Argument, Option
 
 from specinfer.cli import batch
 from specinfer.cli.console import out, print_json, write_text
-from specinfer.cli.interrupt import Interrupted
 from specinfer.cli.options import EngineOptions, OutputOptions, SamplingOptions, takes_options
 from specinfer.cli.records import completion_record, stats_line
 from specinfer.cli.stream import stream_to
 from specinfer.errors import ConfigError, RequestError
+from specinfer.interrupt import Interrupted
 from specinfer.outputs import CompletionOutput
 from specinfer.sampling_params import SamplingParams
 

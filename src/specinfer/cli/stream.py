@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from rich.console import Console
 
 from specinfer.cli.console import ACCEPTED_STYLE, write_text
-from specinfer.cli.interrupt import catch_interrupt
+from specinfer.interrupt import catch_interrupt
 from specinfer.outputs import CompletionOutput
 from specinfer.sampling_params import SamplingParams
 

@@ -26,15 +26,20 @@ class EnsembleDrafter:
         return frozenset().union(*(d.kinds for d in self._drafters))
 
     def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Any]:
-        share = [replace(c, max_nodes=1 + (c.max_nodes - 1) // len(self._drafters)) for c in contexts]
-        return [drafter.launch(share, topology) for drafter in self._drafters]
+        n = len(self._drafters)
+        # What does not divide goes to the first ones.
+        shares = [
+            [replace(c, max_nodes=1 + (c.max_nodes - 1 + n - 1 - i) // n) for c in contexts] for i in range(n)
+        ]
+        return [d.launch(share, topology) for d, share in zip(self._drafters, shares, strict=True)]
 
     def collect(self, handle: list[Any]) -> list[Proposal]:
         proposals = [d.collect(h) for d, h in zip(self._drafters, handle, strict=True)]
         return [merge_proposals(each) for each in zip(*proposals, strict=True)]
 
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
-        pass
+        for drafter in self._drafters:
+            drafter.observe(trees, verdicts)
 
 
 def merge_proposals(proposals: Sequence[Proposal]) -> Proposal:

@@ -66,16 +66,18 @@ class GrowingTree:
         return {node: built[path] for node, path in enumerate(self.path_tokens)}
 
 
-def expand(topology: Topology, depth: int, trees: Sequence[GrowingTree | None]) -> list[list[int]]:
-    """Ask the topology once for the whole batch: [request] -> children per frontier node. Frontier nodes
-    without children are dropped."""
+def expand(
+    topology: Topology, depth: int, trees: Sequence[GrowingTree | None], drafter: int
+) -> list[list[int]]:
+    """Ask the topology once for a drafter's whole batch: [request] -> children per frontier node. Frontier
+    nodes without children are dropped."""
     requests = [(r, node) for r, tree in enumerate(trees) if tree is not None for node in tree.frontier]
     if not requests:
         return [[] for _ in trees]
     scores = [tree.path_scores[node] for tree in trees if tree is not None for node in tree.frontier]
     request = np.array([r for r, _ in requests], np.int64)
     counts: NDArray[np.int64] = topology.expand(
-        Level(depth, request, np.zeros(len(requests), np.int64), np.array(scores))
+        Level(depth, request, np.full(len(requests), drafter), np.array(scores))
     )
     result: list[list[int]] = []
     for r, tree in enumerate(trees):

@@ -58,8 +58,8 @@ class ModelDrafter:
         max_position: int,
         lane: int = 0,
     ) -> None:
-        """max_position: requests longer than this go on without this draft. lane: keeps the draws of an
-        ensemble's members apart."""
+        """max_position: requests longer than this go on without this draft. lane: its number in an ensemble,
+        which keeps the members' draws apart."""
         self._runner = runner
         self._chooser = chooser
         self._kind = kind
@@ -77,7 +77,7 @@ class ModelDrafter:
         laws: list[dict[tuple[int, int], NDArray[np.float64]]] = [{} for _ in contexts]
         scratch = _Scratch(self._runner.pool.scratch_start, contexts)
         for depth in range(topology.max_depth):
-            counts = expand(topology, depth, trees)
+            counts = expand(topology, depth, trees, self._lane)
             if not any(counts):
                 break
             rows = [
@@ -198,13 +198,16 @@ class ModelDrafter:
             for i, (columns, scores) in zip(top, picked, strict=True):
                 r, node, _ = flat[i]
                 self._add(trees[r], node, columns, scores, CandidateKind.DETERMINISTIC)
-        for i in (i for i, is_drawn in enumerate(drawn) if is_drawn):
+        sampled = [i for i, is_drawn in enumerate(drawn) if is_drawn]
+        if not sampled:
+            return
+        laws_of = self._chooser.probabilities(logits[sampled], [rows[i] for i in sampled], token_ids)
+        draw = draw_iid if self._kind == CandidateKind.IID else draw_without_replacement
+        for i, q in zip(sampled, laws_of, strict=True):
             r, node, count = flat[i]
-            q = self._chooser.probabilities(logits[i : i + 1], [rows[i]], token_ids)[0]
             generator = stream(
                 rows[i].seed, rows[i].sample_index, rows[i].position, Purpose.DRAFT, self._node_lane(rows[i])
             )
-            draw = draw_iid if self._kind == CandidateKind.IID else draw_without_replacement
             columns = draw(q, count, generator)
             self._add(trees[r], node, columns, [float(q[c]) for c in columns], self._kind)
             laws[r][0, node] = self._on_target(q)

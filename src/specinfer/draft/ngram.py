@@ -16,14 +16,15 @@ from specinfer.verify.verdict import Verdict
 class NgramDrafter:
     """Looks the last tokens up in the request's own prompt and output, longest match first.
 
-    max_ngram, min_ngram: lengths of the suffix that is looked up.
+    max_ngram, min_ngram: lengths of the suffix that is looked up. lane: its number in an ensemble.
     """
 
     kinds = frozenset({CandidateKind.DETERMINISTIC})
 
-    def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
+    def __init__(self, max_ngram: int = 4, min_ngram: int = 2, lane: int = 0) -> None:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
+        self._lane = lane
 
     def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Proposal]:
         trees: list[GrowingTree | None] = []
@@ -39,7 +40,7 @@ class NgramDrafter:
             )
             continuations.append(self._continuations(c.tokens, min(c.max_depth, topology.max_depth)))
         for depth in range(topology.max_depth):
-            counts = expand(topology, depth, trees)
+            counts = expand(topology, depth, trees, self._lane)
             if not any(counts):
                 break
             for tree, tree_counts, found in zip(trees, counts, continuations, strict=True):

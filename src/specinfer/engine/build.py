@@ -54,9 +54,9 @@ def build_engine(config: EngineConfig) -> Engine:
     """Load everything. Every error that needs no weights is raised before any is read."""
     verifier = get_verifier(config.verifier)
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
     topology = resolve_topology(config.tree)
     checkpoint = open_checkpoint(resolve_model_path(config.model))
+    dtype = resolve_dtype(config.dtype, device, checkpoint)
     draft_checkpoints = {
         name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
     }
@@ -91,7 +91,7 @@ def build_engine(config: EngineConfig) -> Engine:
     rows_per_request = 2 + (topology.max_depth if config.drafts else 0)
     chooser = Chooser(NoiseCache(vocab_size, device, max_rows=config.max_num_seqs * rows_per_request))
     drafters = [
-        NgramDrafter()
+        NgramDrafter(lane=lane)
         if name == NGRAM
         else model_drafter(drafts[name], chooser, verifier, vocab_size, max_model_len, lane)
         for lane, name in enumerate(config.drafts)
@@ -143,11 +143,12 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware computes in it, else float32."""
+def resolve_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+    """bfloat16 where the hardware computes in it or the native forward reads it, else float32."""
     if name != "auto":
         return torch.bfloat16 if name == "bfloat16" else torch.float32
-    has_bf16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    is_native = why_not(checkpoint, device) is None
+    has_bf16 = device.type == "cuda" or is_native or torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
@@ -215,7 +216,7 @@ def load(
         num_scratch=num_scratch,
     )
     level = wanted_level()
-    reason = why_not(c, device)
+    reason = why_not(checkpoint, device)
     if reason is None:
         native = NativeRunner(checkpoint, dtype, pool, max_position, level=level or "")
         logger.info("%s: native, %s, %d threads", name, native.model.level, native.model.num_threads)

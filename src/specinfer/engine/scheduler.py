@@ -24,7 +24,7 @@ class Scheduled(NamedTuple):
 
 
 class Scheduler:
-    """First come, first served. Known tokens come first: trees get only slots that nothing else needs, so
+    """First come, first served. Known tokens come first: trees share only slots that nothing else needs, so
     speculation never preempts; when known tokens do not fit, the youngest request is preempted and computed
     again later. The oldest request always fits (the engine refuses others), so there is no deadlock."""
 
@@ -56,14 +56,17 @@ class Scheduler:
             self._preempt(self.running[-1])
             trunks = self._trunks()
         spare = self._num_available() - sum(trunks)
+        # A tree hangs below a root that runs alone: the step after a prefill is the first with one.
+        num_trees = sum(request.num_uncomputed == 1 for request in self.running)
         result = []
         for request, trunk in zip(self.running, trunks, strict=True):
-            if not trunk:
-                continue
-            # A tree hangs below a root that runs alone: the step after a prefill is the first with one.
-            nodes = min(max_tree_nodes - 1, spare) if trunk == request.num_uncomputed == 1 else 0
-            spare -= nodes
-            result.append(Scheduled(request, trunk, 1 + nodes))
+            nodes = 0
+            if request.num_uncomputed == 1:
+                nodes = min(max_tree_nodes - 1, spare // num_trees)
+                spare -= nodes
+                num_trees -= 1
+            if trunk:
+                result.append(Scheduled(request, trunk, 1 + nodes))
         return result
 
     def finish(self, request: Request) -> None:
@@ -79,6 +82,8 @@ class Scheduler:
         """Start waiting requests while there are slots for their whole prompts."""
         while self.waiting and len(self.running) < self._max_num_seqs:
             request = self.waiting[0]
+            if self._prefix_cache is not None and self._is_being_computed(request):
+                return  # the same prompt is on its way into the cache
             table = SlotTable(self._allocator, self._prefix_cache)
             # The root is always computed: it may not come from the cache.
             cached = table.open(request.tokens[:-1])
@@ -92,6 +97,12 @@ class Scheduler:
             if request.num_output_tokens == 0:
                 request.num_cached_tokens = cached
             self.running.append(request)
+
+    def _is_being_computed(self, request: Request) -> bool:
+        return any(
+            r.num_output_tokens == 0 and r.num_uncomputed > 1 and r.tokens == request.tokens
+            for r in self.running
+        )
 
     def _trunks(self) -> list[int]:
         """[running] trunk lengths: roots first, then prefill within the step's budget."""

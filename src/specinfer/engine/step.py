@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from specinfer.attention import Span
 from specinfer.draft.drafter import Proposal
@@ -17,12 +16,11 @@ from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.proposing import propose
 from specinfer.engine.request import Request
 from specinfer.engine.scheduler import Scheduled
+from specinfer.engine.verifying import verify
 from specinfer.runtime import Batch, WorkItem
 from specinfer.runtime.batch import trunk_and_tree
-from specinfer.sampling.streams import Purpose, stream
 from specinfer.tree import TokenTree
 from specinfer.verify import Verdict
-from specinfer.verify.coin import RandomCoin
 
 
 def step(parts: Parts) -> list[Emission]:
@@ -63,32 +61,6 @@ def work_item(s: Scheduled, tree: TokenTree) -> WorkItem:
         else np.zeros(0, np.int64)
     )
     return WorkItem(span, np.concatenate([np.array(trunk, np.int64), tree.token_ids[1:]]), rows)
-
-
-def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor) -> list[Verdict]:
-    """logits: the decoded requests' trees, flattened."""
-    rows = [
-        request.row(proposal.tree.path_tokens(node))
-        for request, proposal in decoded
-        for node in range(proposal.tree.num_nodes)
-    ]
-    if not rows:
-        return []
-    verifier = parts.verifier
-    evidence = (
-        parts.chooser.probabilities(logits, rows)
-        if verifier.needs_law
-        else parts.chooser.choose(logits, rows)
-    )
-    verdicts = []
-    start = 0
-    for _, (tree, law) in decoded:
-        end = start + tree.num_nodes
-        root = rows[start]
-        coin = RandomCoin(stream(root.seed, root.sample_index, root.position, Purpose.VERIFY, 0))
-        verdicts.append(verifier.verify(tree, law, evidence[start:end], coin))
-        start = end
-    return verdicts
 
 
 def commit(parts: Parts, s: Scheduled, proposal: Proposal, verdict: Verdict | None) -> Emission | None:

@@ -44,18 +44,23 @@ class Checkpoint:
         return Tokenizer.from_directory(self.path)
 
     @property
+    def head_size(self) -> int:
+        """Rows of the head."""
+        return self.config.vocab_size if self.draft_vocab is None else len(self.draft_vocab)
+
+    @property
     def embeds_draft_vocab(self) -> bool:
         """Whether the input embedding, too, works on the subset (token ids are mapped before it)."""
-        if self.draft_vocab is None:
-            return False
-        return self.weights.get("model.embed_tokens.weight").shape[0] == len(self.draft_vocab)
+        return self.draft_vocab is not None and self.config.vocab_size == len(self.draft_vocab)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file or a Hugging Face directory. Raises ModelError."""
     if path.is_file():
         gguf = GGUFFile(path)
-        return Checkpoint(path, ModelConfig.from_hf(gguf.config(), path.name), gguf)
+        config = ModelConfig.from_hf(gguf.config(), path.name)
+        check_layers(config, gguf, path.name)
+        return Checkpoint(path, config, gguf)
     config_path = path / "config.json"
     try:
         raw = json.loads(config_path.read_text(encoding="utf-8"))
@@ -70,10 +75,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(raw, dict):
         raise ModelError(f"{config_path}: not a JSON object", hint="fetch the file again")
     config = ModelConfig.from_hf(raw, str(config_path))
-    return Checkpoint(path, config, SafetensorsWeights(path), read_draft_vocab(path, config.vocab_size))
+    weights = SafetensorsWeights(path)
+    check_layers(config, weights, str(path))
+    return Checkpoint(path, config, weights, read_draft_vocab(path))
 
 
-def read_draft_vocab(directory: Path, size: int) -> NDArray[np.int64] | None:
+def read_draft_vocab(directory: Path) -> NDArray[np.int64] | None:
     """`d2t` of draft_vocab.safetensors: [draft vocabulary] target token ids, or None without the file."""
     path = directory / DRAFT_VOCAB_FILE
     if not path.exists():
@@ -90,9 +97,13 @@ def read_draft_vocab(directory: Path, size: int) -> NDArray[np.int64] | None:
 
 def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: int) -> Llama:
     """Load the weights. max_position: positions that will be used. Raises ModelError."""
-    config = checkpoint.config
-    try:
-        model = Llama(config, checkpoint.weights, factory, max_position)
-    except RuntimeError as error:
-        raise ModelError(f"{checkpoint.path}: weights do not fit the config ({error})") from None
-    return model
+    return Llama(checkpoint.config, checkpoint.weights, factory, max_position, head_size=checkpoint.head_size)
+
+
+def check_layers(config: ModelConfig, weights: WeightSource, source: str) -> None:
+    """A config that names fewer layers than there are weights would run, and be another model."""
+    if any(name.startswith(f"model.layers.{config.num_layers}.") for name in weights.names()):
+        raise ModelError(
+            f"{source}: the config has {config.num_layers} layers, the weights have more",
+            hint="check that config and weights belong to the same model",
+        )

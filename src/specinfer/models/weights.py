@@ -31,6 +31,22 @@ class WeightSource(Protocol):
         ...
 
 
+def take(weights: WeightSource, name: str, *shape: int) -> torch.Tensor:
+    """A tensor of the shape that the config gives it. Raises ModelError."""
+    tensor = weights.get(name)
+    if tuple(tensor.shape) != shape:
+        raise ModelError(
+            f"{name} has shape {tuple(tensor.shape)}, the config makes it {shape}",
+            hint="check that config and weights belong to the same model",
+        )
+    return tensor
+
+
+def find(weights: WeightSource, name: str, *shape: int) -> torch.Tensor | None:
+    """`take`, or None where the checkpoint has no such tensor."""
+    return take(weights, name, *shape) if name in weights.names() else None
+
+
 def missing_tensor(name: str, where: Path) -> ModelError:
     """The error for a tensor that the model needs and the checkpoint lacks."""
     return ModelError(

@@ -48,5 +48,4 @@ class Batch:
 
 def trunk_and_tree(trunk_len: int, tree_parents: Ints) -> Ints:
     """Span parents of a trunk whose last token is the tree's root: [trunk_len + len(tree_parents) - 1]."""
-    below = np.where(tree_parents[1:] > 0, tree_parents[1:] + trunk_len - 1, trunk_len - 1)
-    return np.concatenate([np.arange(-1, trunk_len - 1), below])
+    return np.concatenate([np.arange(-1, trunk_len - 1), tree_parents[1:] + trunk_len - 1])

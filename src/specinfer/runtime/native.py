@@ -19,11 +19,9 @@ import torch
 from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.errors import ConfigError, ModelError
-from specinfer.models.config import ModelConfig
-from specinfer.models.llama import find
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
-from specinfer.models.weights import WeightSource
+from specinfer.models.weights import WeightSource, find
 from specinfer.runtime.batch import Batch, Ints
 from specinfer.runtime.runner import Runner
 
@@ -68,8 +66,9 @@ def wanted_level() -> str | None:
     return name
 
 
-def why_not(config: ModelConfig, device: torch.device) -> str | None:
+def why_not(checkpoint: Checkpoint, device: torch.device) -> str | None:
     """Why a model does not run natively, None if it does."""
+    config = checkpoint.config
     if device.type != "cpu":
         return f"the device is {device.type}"
     if extension() is None:
@@ -78,6 +77,8 @@ def why_not(config: ModelConfig, device: torch.device) -> str | None:
         return f"{VARIABLE} is off"
     if config.model_type != "llama":
         return f"model type {config.model_type!r} is not covered"
+    if checkpoint.head_size != config.vocab_size:
+        return "its head works on a subset of its embedding's vocabulary"
     if config.head_dim % 8:
         return f"a head dimension of {config.head_dim} is not a multiple of 8"
     return None
@@ -123,7 +124,10 @@ class NativeModel:
             )  # fmt: skip
             self._load(checkpoint.weights)
         except ValueError as error:
-            raise ModelError(f"{checkpoint.path}: weights do not fit the config ({error})") from None
+            raise ModelError(
+                f"{checkpoint.path}: weights do not fit the config ({error})",
+                hint="check that config and weights belong to the same model",
+            ) from None
         cos, sin = Rotary(c.rope, c.head_dim, max_position, torch.float32).at(torch.arange(max_position))
         self._kept = (pool, cos.contiguous(), sin.contiguous())
         self._native.set_rotary(self._kept[1].data_ptr(), self._kept[2].data_ptr(), max_position)
@@ -191,7 +195,7 @@ class NativeModel:
             if w.ndim != 2:
                 raise ValueError(f"{source}.weight has {w.ndim} dimensions")
             self._native.set(name, layer, w.data_ptr(), type_name(w.dtype), *w.shape)
-            if (bias := find(weights, f"{bias_source}.bias")) is not None:
+            if (bias := find(weights, f"{bias_source}.bias", w.shape[0])) is not None:
                 bias = bias.float().contiguous()
                 self._native.set_bias(name, layer, bias.data_ptr(), bias.numel())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class Chooser:
         else:
             g = g[:, : out.shape[1]]
         if len(sampled) == len(rows):
-            return out + g
+            return out + g if out is logits else out.add_(g)
         if out is logits:
             out = out.clone()
         out[sampled] += g
@@ -69,6 +70,19 @@ class Chooser:
             p[greedy] = 0.0
             p[greedy, _first_argmax(processed[greedy])] = 1.0
         return p
+
+
+class Choices:
+    """`Chooser.choose`, row by row when asked: a walk looks at its own path only, not at the whole tree."""
+
+    def __init__(self, chooser: Chooser, logits: torch.Tensor, rows: Sequence[Row]) -> None:
+        self._chooser, self._logits, self._rows = chooser, logits, rows
+
+    def __getitem__(self, at: Any) -> Any:
+        """A slice of rows, or the choice after one."""
+        if isinstance(at, slice):
+            return Choices(self._chooser, self._logits[at], self._rows[at])
+        return self._chooser.choose(self._logits[at : at + 1], [self._rows[at]])[0]
 
 
 def _first_argmax(x: torch.Tensor) -> NDArray[np.int64]:

@@ -237,10 +237,17 @@ class NoiseCache:
             full = len(self._slots) == len(self._rows)
             self._slots[key] = self._slots.popitem(last=False)[1] if full else len(self._slots)
         if missing:
-            slots = [self._slots[key] for key in missing]
-            if self._scratch is not None:
-                _fill_on_cpu(missing, [self._rows[slot].numpy() for slot in slots], self._scratch)
-            else:
-                self._rows[slots] = gumbel(missing, self.num_tokens, self.device)
+            try:
+                self._fill(missing)
+            except BaseException:
+                self._slots.clear()  # a row that an interruption left half made must never be used
+                raise
         index = torch.tensor([self._slots[key] for key in keys], dtype=torch.int64, device=self.device)
         return self._rows.index_select(0, index)
+
+    def _fill(self, keys: Sequence[NoiseKey]) -> None:
+        slots = [self._slots[key] for key in keys]
+        if self._scratch is not None:
+            _fill_on_cpu(keys, [self._rows[slot].numpy() for slot in slots], self._scratch)
+        else:
+            self._rows[slots] = gumbel(keys, self.num_tokens, self.device)

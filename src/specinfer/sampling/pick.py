@@ -24,7 +24,8 @@ def pick_top(perturbed: torch.Tensor, counts: Sequence[int]) -> list[Picked]:
         return [([], []) for _ in counts]
     values = perturbed.topk(widest, dim=1).values
     last = torch.as_tensor([max(min(count, widest), 1) - 1 for count in counts], device=perturbed.device)
-    bounds = values.gather(1, last.unsqueeze(1))
+    # Where fewer survive than are wanted, the last one is -inf, and all columns would reach it.
+    bounds = values.gather(1, last.unsqueeze(1)).clamp_min_(torch.finfo(torch.float32).min)
     # topk promises no order among ties, so take all that reach the last one's value and sort here.
     rows, columns = (perturbed >= bounds).nonzero(as_tuple=True)
     found = perturbed[rows, columns]

@@ -1,0 +1,50 @@
+"""Verifying: a step's verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specinfer.draft.drafter import Proposal
+from specinfer.engine.parts import Parts
+from specinfer.engine.request import Request
+from specinfer.sampling.chooser import Choices
+from specinfer.sampling.row import Row
+from specinfer.sampling.streams import Purpose, stream
+from specinfer.verify import Verdict
+from specinfer.verify.coin import RandomCoin
+
+
+def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor) -> list[Verdict]:
+    """logits: the decoded requests' trees, flattened."""
+    rows = [
+        request.row(proposal.tree.path_tokens(node))
+        for request, proposal in decoded
+        for node in range(proposal.tree.num_nodes)
+    ]
+    if not rows:
+        return []
+    evidence = make_evidence(parts, logits, rows)
+    verdicts = []
+    start = 0
+    for _, (tree, law) in decoded:
+        end = start + tree.num_nodes
+        root = rows[start]
+        coin = RandomCoin(stream(root.seed, root.sample_index, root.position, Purpose.VERIFY, 0))
+        verdicts.append(parts.verifier.verify(tree, law, evidence[start:end], coin))
+        start = end
+    return verdicts
+
+
+def make_evidence(parts: Parts, logits: torch.Tensor, rows: Sequence[Row]) -> Any:
+    """What the verifier judges by, [num rows]: the target's probabilities or its choices.
+
+    Off the CPU every choice is made at once, so that only ids cross to the host.
+    """
+    if parts.verifier.needs_law:
+        return parts.chooser.probabilities(logits, rows)
+    if logits.device.type != "cpu":
+        return parts.chooser.choose(logits, rows)
+    return Choices(parts.chooser, logits, rows)
