@@ -16,6 +16,7 @@ import pytest
 from specinfer.cli.app import main
 from specinfer.engine.engine import Engine
 from specinfer.engine.parts import Emission
+from specinfer.runtime import native
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def specinfer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     """specinfer(*arguments, stdin="") runs a command line."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
+    if native.extension() is None:
+        monkeypatch.setenv(native.VARIABLE, "off")  # else every run warns of what an install without it lacks
 
     def run(*arguments: str | Path, stdin: str | io.StringIO = "") -> Finished:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)

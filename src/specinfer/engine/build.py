@@ -82,6 +82,7 @@ def build_engine(config: EngineConfig) -> Engine:
         for name, c in draft_checkpoints.items()
     }
     log_memory([target, *drafts.values()], num_slots, dtype, device)
+    log_torch_path(target, device)
 
     allocator = SlotAllocator(num_slots)
     allocator.watch([loaded.runner.pool.filled for loaded in (target, *drafts.values())])
@@ -221,8 +222,6 @@ def load(
         native = NativeRunner(checkpoint, dtype, pool, max_position, level=level or "")
         logger.info("%s: native, %s, %d threads", name, native.model.level, native.model.num_threads)
         return Loaded(name, checkpoint, native, native.model.num_bytes)
-    if device.type == "cpu":
-        logger.warning("%s: the torch path, slower by half or more: %s", name, reason)
     factory = LinearFactory(dtype, device)
     model = build_model(checkpoint, factory, max_position)
     attention = TorchAttention(
@@ -259,6 +258,14 @@ def draft_vocab(checkpoint: Checkpoint, vocab_size: int, device: torch.device) -
         to_draft = np.zeros(vocab_size, np.int64)
         to_draft[subset] = np.arange(len(subset))
     return DraftVocab(torch.from_numpy(subset).to(device), to_draft)
+
+
+def log_torch_path(target: Loaded, device: torch.device) -> None:
+    """One line where a CPU could do better than the torch path: a warning unless it was asked for."""
+    reason = why_not(target.checkpoint, device)
+    if device.type == "cpu" and reason is not None:
+        level = logging.INFO if wanted_level() is None else logging.WARNING
+        logger.log(level, "%s: the torch path, slower by half or more: %s", target.name, reason)
 
 
 def log_memory(models: Sequence[Loaded], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
