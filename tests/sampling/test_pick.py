@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specinfer.sampling import Purpose, draw_iid, draw_without_replacement, pick_top, stream
+from specinfer.sampling.pick import _pick_on_device
 
 values = st.sampled_from([-math.inf, -2.0, 0.0, 0.5, 0.5, 1.0, 3.0])
 
@@ -22,12 +23,13 @@ rows_of_one_width = st.integers(1, 12).flatmap(
 )
 
 
-@given(rows_of_one_width, st.data())
-def test_the_top_columns_lowest_first_among_equals(rows, data):
+@pytest.mark.parametrize("pick", [pick_top, _pick_on_device])
+@given(rows=rows_of_one_width, data=st.data())
+def test_the_top_columns_lowest_first_among_equals(pick, rows, data):
     rows = [[0.0, *row] for row in rows]  # a row always has a token that survives
     counts = [data.draw(st.integers(0, 14)) for _ in rows]
     perturbed = torch.tensor(rows) if rows else torch.zeros(0, 3)
-    picked = pick_top(perturbed, counts)
+    picked = pick(perturbed, counts)
     assert len(picked) == len(rows)
     for row, count, (columns, scores) in zip(rows, counts, picked, strict=True):
         order = sorted((i for i, x in enumerate(row) if x > -math.inf), key=lambda i: (-row[i], i))

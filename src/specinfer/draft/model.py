@@ -193,7 +193,8 @@ class ModelDrafter:
         drawn = [self._kind != CandidateKind.DETERMINISTIC and row.params.temperature > 0 for row in rows]
         top = [i for i, is_drawn in enumerate(drawn) if not is_drawn]
         if top:
-            perturbed = self._chooser.perturbed(logits[top], [rows[i] for i in top], token_ids)
+            kept = logits if len(top) == len(rows) else logits[top]
+            perturbed = self._chooser.perturbed(kept, [rows[i] for i in top], token_ids)
             picked = pick_top(perturbed, [flat[i][2] for i in top])
             for i, (columns, scores) in zip(top, picked, strict=True):
                 r, node, _ = flat[i]
