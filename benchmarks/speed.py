@@ -121,7 +121,8 @@ def main() -> None:
     ways |= {f"<{tree}>": engine_way(drafted, tree) for tree in args.trees}
     if not args.random:
         ways["ngram <1,1,1,1>"] = engine_way(build("ngram"), "1,1,1,1")
-        ways["merged <2,1>"] = engine_way(build(draft, "ngram"), "2,1")
+        merged = build(draft, "ngram")
+        ways |= {f"merged <{tree}>": engine_way(merged, tree) for tree in ("1,1", "2,1")}
     if args.peer:
         ways["transformers bf16"] = transformers_way(torch.bfloat16)
         ways["transformers fp32"] = transformers_way(torch.float32)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from specinfer.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float32"]
-DEFAULT_TREE = "2,1,1"
+DEFAULT_TREE = "1,1"
 
 
 @dataclass(frozen=True, kw_only=True)

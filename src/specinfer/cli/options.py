@@ -48,7 +48,7 @@ class EngineOptions:
             "--draft",
             "-d",
             help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
-            "A built-in model has its own: 'default'.",
+            "A built-in model has its own: 'default', which is merged with 'ngram' unless drafts are named.",
             panel="Model",
             metavar="NAME",
         ),
@@ -84,12 +84,12 @@ class EngineOptions:
         EngineConfig(model=self.model, max_model_len=self.max_model_len, kv_memory=self.kv_memory)
 
     def drafts(self) -> tuple[str, ...]:
-        """The drafts meant: with none named, those that ship for the model."""
+        """The drafts meant: with none named, those that ship for the model, merged with prompt lookup."""
         if self.draft:
             return () if self.draft == [NO_DRAFT] else tuple(self.draft)
         from specinfer.models.catalog import BUILT_IN
 
-        return ("default",) if self.model in BUILT_IN and BUILT_IN[self.model].drafts else ()
+        return ("default", "ngram") if self.model in BUILT_IN and BUILT_IN[self.model].drafts else ()
 
     def load(self, drafts: tuple[str, ...] | None = None, **limits: Any) -> LLM:
         """Load the target with its drafts, or with `drafts` instead."""
