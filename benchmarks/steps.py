@@ -15,12 +15,11 @@ import time
 import numpy as np
 import torch
 
-from specinfer.attention import Span, TorchAttention
-from specinfer.cache import KVPool
+from specinfer.attention import Span
 from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.linear import LinearFactory
-from specinfer.models.loader import Checkpoint, build_model, open_checkpoint
-from specinfer.runtime import Batch, ModelRunner, Runner, WorkItem
+from specinfer.models.loader import Checkpoint, open_checkpoint
+from specinfer.runtime import Batch, Runner, WorkItem, make_pool, make_torch_runner
 from specinfer.runtime.native import NativeRunner
 
 NUM_SLOTS = 1200
@@ -28,23 +27,11 @@ CPU = torch.device("cpu")
 
 
 def make_runner(way: str, checkpoint: Checkpoint, threads: int) -> Runner:
-    c = checkpoint.config
     dtype = torch.bfloat16 if way == "bf16" else torch.float32
-    pool = KVPool(
-        num_layers=c.num_layers,
-        num_slots=NUM_SLOTS,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype=dtype,
-        device=CPU,
-    )
+    pool = make_pool(checkpoint.config, NUM_SLOTS, dtype, CPU)
     if way != "torch":
         return NativeRunner(checkpoint, dtype, pool, NUM_SLOTS, num_threads=threads)
-    attention = TorchAttention(
-        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
-    )
-    model = build_model(checkpoint, LinearFactory(dtype, CPU), NUM_SLOTS)
-    return ModelRunner(model, pool, attention, CPU)
+    return make_torch_runner(checkpoint, LinearFactory(dtype, CPU), pool, NUM_SLOTS)
 
 
 def main() -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specinfer.attention import Span, TorchAttention
-from specinfer.cache import KVPool
+from specinfer.attention import Span
 from specinfer.models.linear import LinearFactory
-from specinfer.models.loader import build_model, open_checkpoint
-from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.models.loader import open_checkpoint
+from specinfer.runtime import Batch, ModelRunner, WorkItem, make_pool, make_torch_runner
 from specinfer.runtime.batch import trunk_and_tree
 
 CPU = torch.device("cpu")
@@ -49,20 +48,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def make_runner(path: Path, dtype: torch.dtype = torch.float32, num_slots: int = 300) -> ModelRunner:
     """A runner over a directory's model."""
     checkpoint = open_checkpoint(path)
-    model = build_model(checkpoint, LinearFactory(dtype, CPU), 512)
-    c = checkpoint.config
-    pool = KVPool(
-        num_layers=c.num_layers,
-        num_slots=num_slots,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype=dtype,
-        device=CPU,
-    )
-    attention = TorchAttention(
-        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
-    )
-    return ModelRunner(model, pool, attention, CPU)
+    pool = make_pool(checkpoint.config, num_slots, dtype, CPU)
+    return make_torch_runner(checkpoint, LinearFactory(dtype, CPU), pool, 512)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.attention import TorchAttention
-from specinfer.cache import KVPool
 from specinfer.models.linear import LinearFactory
-from specinfer.models.loader import build_model, open_checkpoint
-from specinfer.runtime import ModelRunner
+from specinfer.models.loader import open_checkpoint
+from specinfer.runtime import ModelRunner, make_pool, make_torch_runner
 from specinfer.runtime.native import NativeRunner, extension
 
 CPU = torch.device("cpu")
@@ -33,18 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="specinfer._cpu was not built"))
 
 
-def make_pool(path: Path, dtype: torch.dtype) -> KVPool:
-    c = open_checkpoint(path).config
-    return KVPool(
-        num_layers=c.num_layers,
-        num_slots=NUM_SLOTS,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype=dtype,
-        device=CPU,
-    )
-
-
 def native_runner(
     path: Path,
     weights: torch.dtype = torch.float32,
@@ -52,20 +38,17 @@ def native_runner(
     level: str = "",
     num_threads: int = 2,
 ) -> NativeRunner:
-    pool = make_pool(path, kv)
     if not has_level(level):
         pytest.skip(f"this CPU has no {level}")
-    return NativeRunner(open_checkpoint(path), weights, pool, 512, level=level, num_threads=num_threads)
+    checkpoint = open_checkpoint(path)
+    pool = make_pool(checkpoint.config, NUM_SLOTS, kv, CPU)
+    return NativeRunner(checkpoint, weights, pool, 512, level=level, num_threads=num_threads)
 
 
 def torch_runner(path: Path) -> ModelRunner:
-    pool = make_pool(path, torch.float32)
     checkpoint = open_checkpoint(path)
-    c = checkpoint.config
-    attention = TorchAttention(
-        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
-    )
-    return ModelRunner(build_model(checkpoint, LinearFactory(torch.float32, CPU), 512), pool, attention, CPU)
+    pool = make_pool(checkpoint.config, NUM_SLOTS, torch.float32, CPU)
+    return make_torch_runner(checkpoint, LinearFactory(torch.float32, CPU), pool, 512)
 
 
 class Runners:

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specinfer.attention import Span, TorchAttention
-from specinfer.cache import KVPool
+from specinfer.attention import Span
 from specinfer.models.linear import LinearFactory
-from specinfer.models.loader import build_model, open_checkpoint
-from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.models.loader import open_checkpoint
+from specinfer.runtime import Batch, ModelRunner, WorkItem, make_pool, make_torch_runner
 from specinfer.runtime.batch import trunk_and_tree
 
 CPU = torch.device("cpu")
@@ -19,19 +18,8 @@ CPU = torch.device("cpu")
 
 def make_runner(path: Path) -> ModelRunner:
     checkpoint = open_checkpoint(path)
-    c = checkpoint.config
-    pool = KVPool(
-        num_layers=c.num_layers,
-        num_slots=64,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype=torch.float32,
-        device=CPU,
-    )
-    attention = TorchAttention(
-        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
-    )
-    return ModelRunner(build_model(checkpoint, LinearFactory(torch.float32, CPU), 64), pool, attention, CPU)
+    pool = make_pool(checkpoint.config, 64, torch.float32, CPU)
+    return make_torch_runner(checkpoint, LinearFactory(torch.float32, CPU), pool, 64)
 
 
 def trunk(tokens: list[int], logits_rows: list[int]) -> WorkItem:

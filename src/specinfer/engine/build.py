@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from specinfer.attention import TorchAttention
-from specinfer.cache import KVPool, PrefixCache, SlotAllocator
+from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.cache.pool import bytes_per_slot
 from specinfer.config import EngineConfig
 from specinfer.draft.drafter import Drafter
@@ -25,9 +24,9 @@ from specinfer.errors import ConfigError
 from specinfer.metrics import StepTimer
 from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.linear import LinearFactory
-from specinfer.models.loader import Checkpoint, build_model, open_checkpoint
+from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.models.tokenizer import Tokenizer
-from specinfer.runtime import ModelRunner, Runner
+from specinfer.runtime import Runner, make_pool, make_torch_runner
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
 from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.noise import NoiseCache
@@ -206,16 +205,7 @@ def load(
     num_scratch: int,
 ) -> Loaded:
     """Weights, pool and runner of one model: native where that can be."""
-    c = checkpoint.config
-    pool = KVPool(
-        num_layers=c.num_layers,
-        num_slots=num_slots,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        dtype=dtype,
-        device=device,
-        num_scratch=num_scratch,
-    )
+    pool = make_pool(checkpoint.config, num_slots, dtype, device, num_scratch)
     level = wanted_level()
     reason = why_not(checkpoint, device)
     if reason is None:
@@ -223,11 +213,8 @@ def load(
         logger.info("%s: native, %s, %d threads", name, native.model.level, native.model.num_threads)
         return Loaded(name, checkpoint, native, native.model.num_bytes)
     factory = LinearFactory(dtype, device)
-    model = build_model(checkpoint, factory, max_position)
-    attention = TorchAttention(
-        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
-    )
-    return Loaded(name, checkpoint, ModelRunner(model, pool, attention, device), factory.num_bytes)
+    runner = make_torch_runner(checkpoint, factory, pool, max_position)
+    return Loaded(name, checkpoint, runner, factory.num_bytes)
 
 
 def model_drafter(

@@ -7,10 +7,12 @@ from typing import Protocol
 
 import torch
 
-from specinfer.attention import AttentionBackend
+from specinfer.attention import AttentionBackend, TorchAttention
 from specinfer.cache import KVPool
 from specinfer.models.config import ModelConfig
+from specinfer.models.linear import LinearFactory
 from specinfer.models.llama import CosSin, LlamaLayer
+from specinfer.models.loader import Checkpoint, build_model
 from specinfer.runtime.batch import Batch
 
 
@@ -76,3 +78,29 @@ class ModelRunner:
             if i in capture_layers:
                 captured[i] = hidden
         return hidden, captured
+
+
+def make_pool(
+    config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device, num_scratch: int = 0
+) -> KVPool:
+    """A pool that fits a model."""
+    return KVPool(
+        num_layers=config.num_layers,
+        num_slots=num_slots,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+        num_scratch=num_scratch,
+    )
+
+
+def make_torch_runner(
+    checkpoint: Checkpoint, factory: LinearFactory, pool: KVPool, max_position: int
+) -> ModelRunner:
+    """Load a checkpoint's weights to run with torch. max_position: positions that will be used."""
+    c = checkpoint.config
+    attention = TorchAttention(
+        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
+    )
+    return ModelRunner(build_model(checkpoint, factory, max_position), pool, attention, factory.device)
