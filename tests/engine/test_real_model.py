@@ -20,11 +20,11 @@ PROMPTS = [
 NUM_TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> LLM:
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def llm(smollm2_path: Path, request: Any) -> LLM:
     """One load for all: drafts are taken out of it, not added."""
     return LLM(
-        "smollm2-135m", drafts=["default", "ngram"], tree="3,2,1,1", dtype="float32", max_model_len=128,
+        "smollm2-135m", drafts=["default", "ngram"], tree="3,2,1,1", dtype=request.param, max_model_len=128,
         max_num_seqs=4,
     )  # fmt: skip
 
