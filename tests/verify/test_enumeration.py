@@ -345,7 +345,7 @@ def test_taking_the_first_child_unseen_fails(sampled):
         return RULES[sampled](tree, law, p, FirstUnseen(coin))
 
     drafts = [Draft(random_law(2, 3), levels("s2,s1", sampled))]
-    assert distance(rule, random_law(1, 3), 3, drafts) > WRONG
+    assert measured(rule, random_law(1, 3), 3, drafts) > WRONG
 
 
 class ZeroGenerator(np.random.Generator):

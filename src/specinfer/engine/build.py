@@ -41,7 +41,7 @@ NGRAM = "ngram"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory. weight_bytes, kv_bytes: what it takes."""
+    """A model in memory. weight_bytes: what its weights take there."""
 
     name: str
     checkpoint: Checkpoint

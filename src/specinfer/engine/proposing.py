@@ -12,7 +12,7 @@ from specinfer.tree import TokenTree
 
 def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
     """A tree for each request that may have one, else its root alone."""
-    proposals = [Proposal(TokenTree.root_only(s.request.tokens[-1]), {}) for s in scheduled]
+    proposals: dict[int, Proposal] = {}
     contexts: dict[int, DraftContext] = {}
     for i, s in enumerate(scheduled):
         request = s.request
@@ -29,4 +29,7 @@ def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
             assert proposal.tree.num_nodes <= contexts[i].max_nodes, "a drafter exceeded its nodes"
             assert proposal.tree.max_depth <= contexts[i].max_depth, "a drafter exceeded its depth"
             proposals[i] = proposal
-    return proposals
+    return [
+        proposals.get(i) or Proposal(TokenTree.root_only(s.request.tokens[-1]), {})
+        for i, s in enumerate(scheduled)
+    ]
