@@ -1,7 +1,8 @@
-"""Time of one forward by rows and context, native in fp32 and bf16 beside the torch path, interleaved.
+"""Time of one forward by rows and context, native by kind of weights beside the torch path, interleaved.
 
-    python benchmarks/steps.py --threads 2 --contexts 100,300 --rows 1,2,4,8,13,22,96
+    python benchmarks/steps.py --threads 2 --contexts 256 --rows 1,2,4,8,12,16,32,64 --ways bf16,int8,stored
 
+Ways: fp32, bf16, int8, stored (a GGUF's quantised weights as they are), torch (the torch path in fp32).
 A tree of that many rows below a context in scattered slots, all its logits wanted. Minima and medians.
 """
 
@@ -20,17 +21,20 @@ from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.runtime import Batch, Runner, WorkItem, make_pool, make_torch_runner
+from specinfer.runtime.kept import Keep
 from specinfer.runtime.native import NativeRunner
 
 NUM_SLOTS = 1200
 CPU = torch.device("cpu")
+KEPT: dict[str, Keep] = {"int8": "int8", "stored": "stored"}
 
 
 def make_runner(way: str, checkpoint: Checkpoint, threads: int) -> Runner:
-    dtype = torch.bfloat16 if way == "bf16" else torch.float32
+    dtype = torch.float32 if way in ("fp32", "torch") else torch.bfloat16
     pool = make_pool(checkpoint.config, NUM_SLOTS, dtype, CPU)
     if way != "torch":
-        return NativeRunner(checkpoint, dtype, pool, NUM_SLOTS, num_threads=threads)
+        keep = KEPT.get(way, "dtype")
+        return NativeRunner(checkpoint, dtype, pool, NUM_SLOTS, keep=keep, num_threads=threads)
     return make_torch_runner(checkpoint, LinearFactory(dtype, CPU), pool, NUM_SLOTS)
 
 

@@ -18,6 +18,10 @@ static Type type_of(const std::string& name) {
   if (name == "float32") return Type::f32;
   if (name == "bfloat16") return Type::bf16;
   if (name == "float16") return Type::f16;
+  if (name == "int8") return Type::int8;
+  if (name == "q8_0") return Type::q8_0;
+  if (name == "q4_0") return Type::q4_0;
+  if (name == "q4_1") return Type::q4_1;
   throw std::invalid_argument("type '" + name + "' is not known");
 }
 
@@ -29,8 +33,8 @@ static T* at(uintptr_t address) {
 class Model {
  public:
   Model(int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate, int vocab, float eps, bool tied,
-        const std::string& type, const std::string& level, int threads)
-      : weights_(checked({hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, eps, tied}), stored(type),
+        const std::vector<std::string>& types, const std::string& level, int threads)
+      : weights_(checked({hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, eps, tied}), types_of(types),
                  choose_kernels(level.c_str())),
         pool_(shared_pool(threads)),
         forward_(weights_, kv_, rotary_) {}
@@ -49,7 +53,8 @@ class Model {
                 const std::string& type) {
     if (keys.size() != weights_.layers.size() || values.size() != keys.size())
       throw std::invalid_argument("one K and one V pool a layer are needed");
-    kv_ = KvPool{stored(type), slots, {}, {}};
+    if (type != "float32" && type != "bfloat16") throw std::invalid_argument("K/V is float32 or bfloat16");
+    kv_ = KvPool{type_of(type), slots, {}, {}};
     for (uintptr_t k : keys) kv_.keys.push_back(at<void>(k));
     for (uintptr_t v : values) kv_.values.push_back(at<void>(v));
   }
@@ -98,10 +103,10 @@ class Model {
   int threads() const { return pool_.threads(); }
 
  private:
-  static Type stored(const std::string& name) {
-    const Type type = type_of(name);
-    if (type == Type::f16) throw std::invalid_argument("float16 is read, but not stored");
-    return type;
+  static std::vector<Type> types_of(const std::vector<std::string>& names) {
+    std::vector<Type> types;
+    for (const std::string& name : names) types.push_back(type_of(name));
+    return types;
   }
   static Shape checked(const Shape& s) {
     if (s.hidden < 1 || s.layers < 0 || s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.intermediate < 1 ||
@@ -126,10 +131,11 @@ NB_MODULE(_cpu, m) {
   nb::set_leak_warnings(false);
   m.def("level", [](const std::string& name) { return std::string(choose_kernels(name.c_str()).name); });
   nb::class_<Model>(m, "Model")
-      .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::string&, const std::string&, int>(),
+      .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::vector<std::string>&,
+                    const std::string&, int>(),
            nb::kw_only(), nb::arg("hidden"), nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"),
            nb::arg("head_dim"), nb::arg("intermediate"), nb::arg("vocab"), nb::arg("eps"), nb::arg("tied"),
-           nb::arg("type"), nb::arg("level"), nb::arg("threads"))
+           nb::arg("types"), nb::arg("level"), nb::arg("threads"))
       .def("set", &Model::set)
       .def("set_bias", &Model::set_bias)
       .def("set_norm", &Model::set_norm)

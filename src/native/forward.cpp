@@ -7,11 +7,17 @@
 
 namespace specinfer {
 
-enum Op { INPUT_NORM, QKV, ROTATE, ATTEND, OUT, POST_NORM, GATE_UP, DOWN, CAPTURE, PER_LAYER };
+enum Op {
+  INPUT_NORM, QKV, ROTATE, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, GATE_UP, QUANTIZE_GATED, DOWN, CAPTURE, PER_LAYER
+};
 enum { BEGIN = PER_LAYER, FINAL_NORM, HEAD, END };
 
 constexpr int64_t ROW_CHUNK = 8;
 constexpr int64_t CHUNK_BYTES = 1 << 19;
+
+static int64_t quantized_bytes(const Linear& l) {
+  return is_quantized(l.type) ? quantized_row_bytes(l.type, l.inputs) : 0;
+}
 
 static void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
@@ -94,6 +100,11 @@ void Forward::plan(const Batch& batch, int threads) {
   grow(gated_, n * gated_stride_);
   scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
   grow(scratch_, scratch_size_ * threads);
+  int64_t quantized = quantized_bytes(w_.head) * b_.num_logits;
+  for (const Layer& l : w_.layers)
+    for (const Linear* linear : {&l.qkv, &l.out, &l.gate_up, &l.down})
+      quantized = std::max(quantized, quantized_bytes(*linear) * n);
+  if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
 
   // Enough pieces for the threads, large enough to share the keys they load.
   const int64_t queries = n * s.heads, wanted = (queries + 4 * threads - 1) / (4 * threads);
@@ -115,30 +126,37 @@ void Forward::run(const Batch& batch, Pool& pool) {
 GemmArgs Forward::gemm(int op, int index) {
   const int n = int(b_.num_rows);
   const Shape& s = w_.shape;
-  if (op == HEAD)
-    return {&w_.head, normed_.data(), hidden_stride_, int(b_.num_logits), b_.logits, s.vocab, s.vocab, Store::plain};
+  auto args = [&](const Linear& linear, const std::vector<float>& x, int64_t x_stride, int rows, float* out,
+                  int64_t out_stride, Store store) {
+    if (is_quantized(linear.type))
+      return GemmArgs{&linear, quantized_.data(), quantized_bytes(linear), rows, out, out_stride, int(out_stride), store};
+    return GemmArgs{&linear, x.data(), 4 * x_stride, rows, out, out_stride, int(out_stride), store};
+  };
+  if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.vocab, Store::plain);
   const Layer& layer = w_.layers[index];
   float* hidden = hidden_.data();
   switch (op) {
     case QKV:
-      return {&layer.qkv, normed_.data(), hidden_stride_, n, qkv_rows_.data(), qkv_stride_, int(qkv_stride_),
-              Store::plain};
+      return args(layer.qkv, normed_, hidden_stride_, n, qkv_rows_.data(), qkv_stride_, Store::plain);
     case OUT:
-      return {&layer.out, attended_.data(), s.heads * s.head_dim, n, hidden, hidden_stride_, int(hidden_stride_),
-              Store::add};
+      return args(layer.out, attended_, s.heads * s.head_dim, n, hidden, hidden_stride_, Store::add);
     case GATE_UP:
-      return {&layer.gate_up, normed_.data(), hidden_stride_, n, gated_.data(), gated_stride_, int(gated_stride_),
-              Store::gated};
+      return args(layer.gate_up, normed_, hidden_stride_, n, gated_.data(), gated_stride_, Store::gated);
     default:
-      return {&layer.down, gated_.data(), gated_stride_, n, hidden, hidden_stride_, int(hidden_stride_), Store::add};
+      return args(layer.down, gated_, gated_stride_, n, hidden, hidden_stride_, Store::add);
   }
 }
 
 int Forward::panels_per_chunk(const GemmArgs& args) const {
-  const int64_t bytes = int64_t(args.linear->inputs) * w_.kernels.panel * (args.linear->type == Type::f32 ? 4 : 2);
+  const int64_t bytes = panel_bytes(args.linear->type, args.linear->inputs, w_.kernels.panel);
   const int64_t share = args.linear->panels / (8 * threads_), cap = std::max<int64_t>(2, CHUNK_BYTES / bytes);
   const int64_t least = args.linear->panels / 60000 + 1;
   return int((std::max(least, std::min(share, cap)) + 1) / 2 * 2);
+}
+
+void Forward::quantize(const Linear& linear, const float* x, int64_t row) {
+  if (is_quantized(linear.type))
+    w_.kernels.quantize(x, linear.inputs, linear.type, quantized_.data() + row * quantized_bytes(linear));
 }
 
 static bool is_gemm(int op) { return op == QKV || op == OUT || op == GATE_UP || op == DOWN || op == HEAD; }
@@ -156,6 +174,8 @@ int Forward::chunks(int phase) {
     return (args.linear->panels + per_chunk - 1) / per_chunk;
   }
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
+  if (op == QUANTIZE_ATTENDED && !is_quantized(w_.layers[layer].out.type)) return 0;
+  if (op == QUANTIZE_GATED && !is_quantized(w_.layers[layer].down.type)) return 0;
   if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
     return 0;
   if (op == END && !b_.hidden_out) return 0;
@@ -206,11 +226,19 @@ void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
         const Layer& layer = w_.layers[index];
         kernels.rms_norm(hidden, op == INPUT_NORM ? layer.input_norm : layer.post_norm, normed, s.hidden,
                          int(hidden_stride_), s.eps);
+        quantize(op == INPUT_NORM ? layer.qkv : layer.gate_up, normed, i);
         break;
       }
+      case QUANTIZE_ATTENDED:
+        quantize(w_.layers[index].out, attended_.data() + i * s.heads * s.head_dim, i);
+        break;
+      case QUANTIZE_GATED:
+        quantize(w_.layers[index].down, gated_.data() + i * gated_stride_, i);
+        break;
       case FINAL_NORM:
         kernels.rms_norm(hidden_.data() + b_.logits_rows[i] * hidden_stride_, w_.final_norm, normed, s.hidden,
                          int(hidden_stride_), s.eps);
+        quantize(w_.head, normed, i);
         break;
       case ROTATE: {
         float* q = qkv_rows_.data() + i * qkv_stride_;

@@ -63,6 +63,7 @@ class Forward : public Job {
   void run_rows(int op, int layer, int64_t begin, int64_t end);
   GemmArgs gemm(int op, int layer);
   int panels_per_chunk(const GemmArgs& args) const;
+  void quantize(const Linear& linear, const float* x, int64_t row);
 
   const Weights& w_;
   const KvPool& kv_;
@@ -71,6 +72,7 @@ class Forward : public Job {
   int threads_ = 1;
   int64_t hidden_stride_ = 0, qkv_stride_ = 0, gated_stride_ = 0, scratch_size_ = 0;
   std::vector<float> hidden_, normed_, qkv_rows_, attended_, gated_, scratch_;
+  std::vector<char> quantized_;  // the rows that the next linear takes, where it is quantised
   std::vector<int64_t> positions_;
   std::vector<int32_t> depth_, trunk_, path_offset_, path_;
   std::vector<SpanView> spans_;

@@ -51,7 +51,7 @@ void tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahea
   F lo[R][P], hi[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    x[r] = a.x + (row + r) * a.x_stride;
+    x[r] = reinterpret_cast<const float*>(static_cast<const char*>(a.x) + (row + r) * a.x_stride);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) lo[r][p] = hi[r][p] = splat(0.0f);
   }
@@ -109,11 +109,4 @@ void gemm_of(const GemmArgs& a, int begin, int end) {
       }
     }
   }
-}
-
-void gemm(const GemmArgs& a, int begin, int end) {
-  if (a.linear->type == Type::bf16)
-    gemm_of<true>(a, begin, end);
-  else
-    gemm_of<false>(a, begin, end);
 }

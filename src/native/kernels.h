@@ -4,10 +4,10 @@
 
 namespace specinfer {
 
-enum class Type { f32 = 0, bf16 = 1, f16 = 2 };
+// f16 is read, but not stored. From int8 on, arithmetic is in integers, on rows that were quantised.
+enum class Type { f32, bf16, f16, int8, q8_0, q4_0, q4_1 };
 
-// A packed linear layer: panels of `panel` output columns; within a panel, for each input k, its columns side by
-// side. bf16: 32-bit words, column j low and column j + panel / 2 high. Missing columns are zero.
+// A packed linear layer: panels of `panel` output columns, as packing.h lays them out. Missing columns are zero.
 struct Linear {
   Type type = Type::f32;
   int inputs = 0;
@@ -25,7 +25,7 @@ enum class Store {
 
 struct GemmArgs {
   const Linear* linear;
-  const float* x;  // [rows, x_stride]
+  const void* x;  // rows of x_stride bytes: fp32, or what `quantize` made of it for the type of the linear
   int64_t x_stride;
   int rows;
   float* out;  // [rows, out_stride]
@@ -70,6 +70,7 @@ struct Kernels {
   const char* name;
   int panel;
   void (*gemm)(const GemmArgs&, int panel_begin, int panel_end);
+  void (*quantize)(const float* x, int inputs, Type type, void* out);
   // Queries [begin, end) of one K/V head: query i is node i / group, head i % group of the group.
   void (*attention)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, float* scratch);
   void (*rms_norm)(const float* x, const float* weight, float* out, int n, int padded, float eps);

@@ -4,7 +4,7 @@
 
 namespace specinfer {
 const Kernels& portable_kernels() {
-  static const Kernels kernels{"portable",         portable::PANEL,  portable::gemm, portable::attention,
+  static const Kernels kernels{"portable",          portable::PANEL,    portable::gemm,   portable::quantize, portable::attention,
                                portable::rms_norm, portable::rotate, portable::to_kv};
   return kernels;
 }

@@ -8,66 +8,57 @@
 
 namespace specinfer {
 
-static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-static float half_to_float(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16;
-  uint32_t exponent = (h >> 10) & 31, mantissa = h & 0x3ff;
-  if (exponent == 31) return from_bits(sign | 0x7f800000 | mantissa << 13);
-  if (exponent == 0) {
-    const float x = float(mantissa) * 5.9604644775390625e-8f;  // 2^-24
-    return sign ? -x : x;
-  }
-  return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-}
-
-static float element(const void* data, Type type, int64_t i) {
-  if (type == Type::f32) return static_cast<const float*>(data)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return type == Type::bf16 ? from_bits(uint32_t(bits) << 16) : half_to_float(bits);
-}
-
-Weights::Weights(const Shape& s, Type t, const Kernels& k) : shape(s), type(t), kernels(k) {
+Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& k) : shape(s), kernels(k) {
   const int panel = k.panel, dim = s.head_dim;
   const int qkv = (s.heads + 2 * s.kv_heads) * dim, out = s.heads * dim;
+  if (types.size() != 4 * size_t(s.layers) + 1 + !s.tied) throw std::invalid_argument("types and layers disagree");
   auto panels = [&](int n) { return (n + panel - 1) / panel; };
-  const int64_t element_bytes = t == Type::f32 ? 4 : 2;
-  auto bytes = [&](int64_t inputs, int64_t count) {
-    return round_up(count * panel * inputs * element_bytes, 64) + round_up(count * panel * 4, 64);
+  auto make = [&, next = types.begin()](int outputs, int inputs, int count) mutable {
+    Linear linear;
+    linear.type = *next++;
+    linear.inputs = inputs;
+    linear.outputs = outputs;
+    linear.panels = count;
+    if (linear.type == Type::f16) throw std::invalid_argument("float16 is read, but not stored");
+    if (linear.type == Type::int8 ? inputs > 1 << 17 : is_quantized(linear.type) && inputs % BLOCK)
+      throw std::invalid_argument(std::to_string(inputs) + " inputs do not go into blocks");
+    return linear;
   };
   const int64_t norm = round_up(4 * s.padded_hidden(panel), 64);
-  const int64_t per_layer = bytes(s.hidden, panels(qkv)) + bytes(out, panels(s.hidden)) +
-                            bytes(s.hidden, 2 * panels(s.intermediate)) +
-                            bytes(s.intermediate, panels(s.hidden)) + 2 * norm;
-  size_ = per_layer * s.layers + norm + bytes(s.hidden, panels(s.vocab));
-  if (!s.tied) size_ += round_up(int64_t(s.vocab) * s.hidden * element_bytes, 64);
-  mapped_ = round_up(size_, 1 << 21) + (1 << 21);
-  void* map = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (map == MAP_FAILED) throw std::bad_alloc();
-  block_ = static_cast<char*>(map);
-  used_ = round_up(reinterpret_cast<int64_t>(block_), 1 << 21) - reinterpret_cast<int64_t>(block_);
-  const int64_t start = used_;
-#ifdef MADV_HUGEPAGE
-  madvise(block_ + used_, size_, MADV_HUGEPAGE);
-#endif
-  size_ += used_;
   layers.resize(s.layers);
   for (Layer& layer : layers) {
-    layer.input_norm = static_cast<float*>(take(norm));
-    layer.post_norm = static_cast<float*>(take(norm));
     layer.qkv = make(qkv, s.hidden, panels(qkv));
     layer.out = make(s.hidden, out, panels(s.hidden));
     layer.gate_up = make(2 * s.intermediate, s.hidden, 2 * panels(s.intermediate));
     layer.down = make(s.hidden, s.intermediate, panels(s.hidden));
   }
-  final_norm = static_cast<float*>(take(norm));
   head = make(s.vocab, s.hidden, panels(s.vocab));
-  if (!s.tied) table_ = static_cast<char*>(take(int64_t(s.vocab) * s.hidden * element_bytes));
-  used_ -= start;
+  if (!s.tied) embedding = make(s.vocab, s.hidden, panels(s.vocab));
+  std::vector<Linear*> linears;
+  for (Layer& layer : layers) linears.insert(linears.end(), {&layer.qkv, &layer.out, &layer.gate_up, &layer.down});
+  linears.push_back(&head);
+  if (!s.tied) linears.push_back(&embedding);
+  size_ = norm * (2 * s.layers + 1);
+  for (const Linear* l : linears)
+    size_ += round_up(l->panels * panel_bytes(l->type, l->inputs, panel), 64) + round_up(4 * l->panels * panel, 64);
+  mapped_ = round_up(size_, 1 << 21) + (1 << 21);
+  void* map = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map == MAP_FAILED) throw std::bad_alloc();
+  map_ = static_cast<char*>(map);
+  block_ = reinterpret_cast<char*>(round_up(reinterpret_cast<int64_t>(map_), 1 << 21));
+#ifdef MADV_HUGEPAGE
+  madvise(block_, size_, MADV_HUGEPAGE);
+#endif
+  for (Layer& layer : layers) {
+    layer.input_norm = static_cast<float*>(take(norm));
+    layer.post_norm = static_cast<float*>(take(norm));
+  }
+  final_norm = static_cast<float*>(take(norm));
+  for (Linear* l : linears) l->data = static_cast<char*>(take(l->panels * panel_bytes(l->type, l->inputs, panel)));
   missing_ = 9LL * s.layers + 2 + !s.tied;
 }
 
-Weights::~Weights() { munmap(block_, mapped_); }
+Weights::~Weights() { munmap(map_, mapped_); }
 
 void* Weights::take(int64_t bytes) {
   void* result = block_ + used_;
@@ -76,19 +67,10 @@ void* Weights::take(int64_t bytes) {
   return result;
 }
 
-Linear Weights::make(int outputs, int inputs, int panels) {
-  Linear linear;
-  linear.type = type;
-  linear.inputs = inputs;
-  linear.outputs = outputs;
-  linear.panels = panels;
-  linear.data = static_cast<char*>(take(int64_t(panels) * kernels.panel * inputs * (type == Type::f32 ? 4 : 2)));
-  return linear;
-}
-
 Weights::Place Weights::place(const std::string& name, int index) {
   const int dim = shape.head_dim, q = shape.heads * dim, kv = shape.kv_heads * dim;
   if (name == "head") return {&head, 0, shape.vocab, shape.hidden, 1, 0};
+  if (name == "embedding" && !shape.tied) return {&embedding, 0, shape.vocab, shape.hidden, 1, 0};
   if (index < 0 || index >= shape.layers) throw std::invalid_argument("there is no layer " + std::to_string(index));
   Layer& layer = layers[index];
   if (name == "q") return {&layer.qkv, 0, q, shape.hidden, 1, 0};
@@ -107,32 +89,16 @@ static void check_shape(const std::string& name, int64_t rows, int64_t columns, 
                                 std::to_string(want) + " x " + std::to_string(want_columns));
 }
 
-void Weights::set(const std::string& name, int index, const void* data, Type from, int64_t rows, int64_t columns) {
+void Weights::set(const std::string& name, int index, const void* data, Type type, int64_t rows, int64_t columns) {
   --missing_;
-  if (name == "embedding") {
-    check_shape(name, rows, columns, shape.vocab, shape.hidden);
-    for (int64_t i = 0; i < rows * columns; ++i) {
-      const float x = element(data, from, i);
-      if (type == Type::f32)
-        reinterpret_cast<float*>(table_)[i] = x;
-      else
-        reinterpret_cast<uint16_t*>(table_)[i] = to_bf16(x);
-    }
-    return;
-  }
   const Place p = place(name, index);
   check_shape(name, rows, columns, p.outputs, p.inputs);
-  const int panel = kernels.panel, half = panel / 2;
+  const int panel = kernels.panel;
+  const int64_t row_bytes = is_quantized(type) ? panel_bytes(type, columns, 1) : columns * (type == Type::f32 ? 4 : 2);
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = p.column + row, target = at / panel * p.stride + p.parity, column = at % panel;
-    if (type == Type::f32) {
-      float* out = reinterpret_cast<float*>(p.linear->data) + target * panel * columns + column;
-      for (int64_t k = 0; k < columns; ++k) out[k * panel] = element(data, from, row * columns + k);
-    } else {
-      const int64_t place_in_panel = column < half ? 2 * column : 2 * (column - half) + 1;
-      uint16_t* out = reinterpret_cast<uint16_t*>(p.linear->data) + target * panel * columns + place_in_panel;
-      for (int64_t k = 0; k < columns; ++k) out[k * panel] = to_bf16(element(data, from, row * columns + k));
-    }
+    const int64_t at = p.column + row;
+    pack(*p.linear, panel, at / panel * p.stride + p.parity, at % panel,
+         static_cast<const char*>(data) + row * row_bytes, type);
   }
 }
 
@@ -164,19 +130,9 @@ void Weights::check_complete() const {
 }
 
 void Weights::embed(int64_t token, float* out) const {
-  const int n = shape.hidden, panel = kernels.panel, half = panel / 2;
-  std::memset(out, 0, 4 * shape.padded_hidden(panel));
-  if (!shape.tied) {
-    for (int i = 0; i < n; ++i) out[i] = element(table_, type, token * n + i);
-    return;
-  }
-  const int64_t first = token / panel * panel * n, column = token % panel;
-  if (type == Type::f32) {
-    for (int64_t k = 0; k < n; ++k) out[k] = reinterpret_cast<const float*>(head.data)[first + k * panel + column];
-    return;
-  }
-  const int64_t at = column < half ? 2 * column : 2 * (column - half) + 1;
-  for (int64_t k = 0; k < n; ++k) out[k] = element(head.data, Type::bf16, first + k * panel + at);
+  const int n = shape.hidden, panel = kernels.panel;
+  std::memset(out + n, 0, 4 * (shape.padded_hidden(panel) - n));
+  unpack(shape.tied ? head : embedding, panel, token / panel, token % panel, out);
 }
 
 }  // namespace specinfer

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
+#include "packing.h"
 
 namespace specinfer {
 
@@ -23,7 +23,8 @@ struct Layer {
 
 class Weights {
  public:
-  Weights(const Shape& shape, Type type, const Kernels& kernels);
+  // types: of qkv, out, gate_up and down of each layer, of the head and, unless that is tied, of the embedding.
+  Weights(const Shape& shape, const std::vector<Type>& types, const Kernels& kernels);
   ~Weights();
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
@@ -38,10 +39,9 @@ class Weights {
   void check_complete() const;
 
   Shape shape;
-  Type type;
   const Kernels& kernels;
   std::vector<Layer> layers;
-  Linear head;
+  Linear head, embedding;  // the embedding is empty where the head is tied to it
   float* final_norm = nullptr;
 
  private:
@@ -51,12 +51,11 @@ class Weights {
     int stride, parity;  // panel p of the tensor is panel p * stride + parity of the layer
   };
   Place place(const std::string& name, int layer);
-  Linear make(int outputs, int inputs, int panels);
   void* take(int64_t bytes);
 
-  char* block_ = nullptr;
+  char* map_ = nullptr;
+  char* block_ = nullptr;  // in it, from a whole huge page on
   int64_t size_ = 0, used_ = 0, mapped_ = 0;
-  char* table_ = nullptr;  // [vocab, hidden], where the head is not tied
   int64_t missing_;        // weights that are not set yet
 };
 

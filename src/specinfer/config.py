@@ -8,6 +8,7 @@ from typing import Any, Literal
 from specinfer.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float32"]
+Quantize = Literal["int8"]
 DEFAULT_TREE = "1,1"
 
 
@@ -20,7 +21,10 @@ class EngineConfig:
         prompt lookup; several are merged; none is plain decoding.
     tree: the topology of a draft's tree, as text ("3,2,1,1") or as a Topology.
     verifier: coupled, multi_step or without_replacement.
-    dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32.
+    dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32. In the native
+        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0 or Q4_1 as they are.
+    quantize: "int8" keeps the target's weights in 8 bits, a scale per output, and multiplies them by rows
+        quantised likewise; native forward only. The quantised model is the target: drafts don't change it.
     device: a torch device; auto is cuda where there is one.
     max_num_seqs: requests that run at once. max_model_len: longest prompt and output together, in tokens;
         None is what the model was made for. max_step_tokens: prompt tokens computed per step.
@@ -34,6 +38,7 @@ class EngineConfig:
     tree: str | Any = DEFAULT_TREE
     verifier: str = "coupled"
     dtype: DType = "auto"
+    quantize: Quantize | None = None
     device: str = "auto"
     max_num_seqs: int = 16
     max_model_len: int | None = None
@@ -46,6 +51,8 @@ class EngineConfig:
             raise ConfigError("model must be a name or a path", hint='for example "smollm2-135m"')
         if self.dtype not in ("auto", "bfloat16", "float32"):
             raise ConfigError(f"dtype {self.dtype!r} is not one of auto, bfloat16, float32")
+        if self.quantize not in (None, "int8"):
+            raise ConfigError(f"quantize {self.quantize!r} is not known", hint="use int8, or leave it out")
         for name in ("max_num_seqs", "max_step_tokens"):
             check_positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_memory"):

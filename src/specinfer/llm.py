@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from specinfer.config import DEFAULT_TREE, DType, EngineConfig
+from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.engine.build import build_engine
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
@@ -40,14 +40,16 @@ class LLM:
         tree: str | Topology = DEFAULT_TREE,
         verifier: str = "coupled",
         dtype: DType = "auto",
+        quantize: Quantize | None = None,
         device: str = "auto",
         **limits: Any,
     ) -> None:
         """limits: max_num_seqs, max_model_len, max_step_tokens, kv_memory, prefix_cache of EngineConfig."""
         names = (drafts,) if isinstance(drafts, str) else tuple(drafts)
         config = EngineConfig(
-            model=str(model), drafts=names, tree=tree, verifier=verifier, dtype=dtype, device=device, **limits
-        )
+            model=str(model), drafts=names, tree=tree, verifier=verifier, dtype=dtype, quantize=quantize,
+            device=device, **limits,
+        )  # fmt: skip
         self.engine = build_engine(config)
 
     @property

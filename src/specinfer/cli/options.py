@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from typer import Option
 
 from specinfer.cli.console import note
-from specinfer.config import DEFAULT_TREE, DType, EngineConfig
+from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.errors import ConfigError
 from specinfer.sampling_params import SamplingParams
 from specinfer.tree import parse_topology
@@ -65,6 +65,9 @@ class EngineOptions:
     dtype: Annotated[DType, _option("--dtype", help="What weights and K/V are kept in.", panel="Model")] = (
         "auto"
     )
+    quantize: Annotated[
+        Quantize | None, _option("--quantize", help="Keep the target's weights in 8 bits.", panel="Model")
+    ] = None
     device: Annotated[
         str, _option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
     ] = "auto"
@@ -101,6 +104,7 @@ class EngineOptions:
             tree=self.tree,
             verifier=self.verifier,
             dtype=self.dtype,
+            quantize=self.quantize,
             device=self.device,
             max_model_len=self.max_model_len,
             kv_memory=self.kv_memory,

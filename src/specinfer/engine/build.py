@@ -27,6 +27,7 @@ from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.runtime import Runner, make_pool, make_torch_runner
+from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
 from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.noise import NoiseCache
@@ -41,12 +42,13 @@ NGRAM = "ngram"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory. weight_bytes: what its weights take there."""
+    """A model in memory. weight_bytes: what its weights take there, kept in these types."""
 
     name: str
     checkpoint: Checkpoint
     runner: Runner
     weight_bytes: int
+    weight_types: tuple[str, ...]
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -56,6 +58,11 @@ def build_engine(config: EngineConfig) -> Engine:
     topology = resolve_topology(config.tree)
     checkpoint = open_checkpoint(resolve_model_path(config.model))
     dtype = resolve_dtype(config.dtype, device, checkpoint)
+    keep: Keep = "stored" if config.dtype == "auto" else "dtype"
+    if config.quantize and (reason := why_not(checkpoint, device)) is not None:
+        raise ConfigError(
+            f"quantize {config.quantize} needs the native forward: {reason}", hint="leave quantize out"
+        )
     draft_checkpoints = {
         name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
     }
@@ -75,9 +82,20 @@ def build_engine(config: EngineConfig) -> Engine:
     num_slots = resolve_num_slots(config, [checkpoint, *draft_checkpoints.values()], dtype, max_model_len)
     num_scratch = config.max_num_seqs * (max_tree_nodes + 1)
 
-    target = load(config.model, checkpoint, dtype, device, max_model_len, num_slots, num_scratch=0)
+    target = load(
+        config.model,
+        checkpoint,
+        dtype,
+        config.quantize or keep,
+        device,
+        max_model_len,
+        num_slots,
+        num_scratch=0,
+    )
     drafts = {
-        name: load(name, c, dtype, device, min(max_model_len, c.config.max_position), num_slots, num_scratch)
+        name: load(
+            name, c, dtype, keep, device, min(max_model_len, c.config.max_position), num_slots, num_scratch
+        )
         for name, c in draft_checkpoints.items()
     }
     log_memory([target, *drafts.values()], num_slots, dtype, device)
@@ -199,6 +217,7 @@ def load(
     name: str,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
+    keep: Keep,
     device: torch.device,
     max_position: int,
     num_slots: int,
@@ -209,12 +228,13 @@ def load(
     level = wanted_level()
     reason = why_not(checkpoint, device)
     if reason is None:
-        native = NativeRunner(checkpoint, dtype, pool, max_position, level=level or "")
-        logger.info("%s: native, %s, %d threads", name, native.model.level, native.model.num_threads)
-        return Loaded(name, checkpoint, native, native.model.num_bytes)
+        native = NativeRunner(checkpoint, dtype, pool, max_position, keep=keep, level=level or "")
+        model = native.model
+        logger.info("%s: native, %s, %d threads", name, model.level, model.num_threads)
+        return Loaded(name, checkpoint, native, model.num_bytes, model.weight_types)
     factory = LinearFactory(dtype, device)
     runner = make_torch_runner(checkpoint, factory, pool, max_position)
-    return Loaded(name, checkpoint, runner, factory.num_bytes)
+    return Loaded(name, checkpoint, runner, factory.num_bytes, (type_name(dtype),))
 
 
 def model_drafter(
@@ -261,5 +281,6 @@ def log_memory(models: Sequence[Loaded], num_slots: int, dtype: torch.dtype, dev
     for m in models:
         lines.append(
             f"{m.name[-24:]:24} {m.weight_bytes / 2**20:12.1f} {m.runner.pool.num_bytes / 2**20:9.1f}"
+            f"   {', '.join(m.weight_types)}"
         )
     logger.info("memory:\n%s", "\n".join(lines))

@@ -145,9 +145,28 @@ class GGUFFile:
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor in fp32, q and k rows in Hugging Face's order. Raises ModelError if it is missing."""
+        return self._in_order(name, self._dequantize(self._stored_name(name)))
+
+    def stored_type(self, name: str) -> str:
+        """What the file stores a tensor in: "F32", "Q4_1", ... Raises ModelError if it is missing."""
+        return str(self._tensors[self._stored_name(name)].quant.name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of what `get` returns. Raises ModelError if there is no such tensor."""
+        return self._tensors[self._stored_name(name)].shape
+
+    def blocks(self, name: str) -> torch.Tensor:
+        """A matrix as the file stores it, uint8 `[rows, bytes of a row]`, rows in the order of `get`'s."""
+        tensor = self._tensors[self._stored_name(name)]
+        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
+        return self._in_order(name, torch.from_numpy(raw.reshape(tensor.shape[0], -1).copy()))
+
+    def _stored_name(self, name: str) -> str:
         if name not in self._stored_as:
             raise missing_tensor(name, self.path)
-        values = self._dequantize(self._stored_as[name])
+        return self._stored_as[name]
+
+    def _in_order(self, name: str, values: torch.Tensor) -> torch.Tensor:
         if ".q_proj." in name:
             return self._unpermute(name, values, self._config["num_attention_heads"])
         if ".k_proj." in name:
@@ -243,7 +262,7 @@ class GGUFFile:
     def _unpermute(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Rows of q or k from llama.cpp's order (rotary pairs adjacent) to Hugging Face's (halves).
 
-        `values` is `[num_heads * head_dim, hidden]` or, a bias, `[num_heads * head_dim]`.
+        `values` is `[num_heads * head_dim, ...]`: a matrix, its blocks or a bias.
         """
         head_dim = self._config["head_dim"]
         if values.shape[0] != num_heads * head_dim:

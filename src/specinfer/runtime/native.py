@@ -1,6 +1,7 @@
 """NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
 
-Weights are packed once, in fp32 or bf16; arithmetic and hidden rows are fp32. A row's bits depend on its own
+Weights are packed once, in fp32, bf16, int8 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
+a row is quantised to meet quantised weights, and they multiply in integers. A row's bits depend on its own
 tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
 """
 
@@ -19,23 +20,16 @@ import torch
 from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.errors import ConfigError, ModelError
+from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
-from specinfer.models.weights import WeightSource, find
+from specinfer.models.weights import find
 from specinfer.runtime.batch import Batch, Ints
+from specinfer.runtime.kept import BLOCK_TYPES, FUSED, LAYER_PARTS, Keep, linear_types, type_name
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
 LEVELS = ("avx2", "portable")
-PARTS = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
 NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
 NONE = np.zeros(0, np.int64)
 
@@ -107,6 +101,7 @@ class NativeModel:
         dtype: torch.dtype,
         pool: KVPool,
         max_position: int,
+        keep: Keep,
         level: str,
         num_threads: int | None,
     ) -> None:
@@ -115,14 +110,15 @@ class NativeModel:
         self.config = c = checkpoint.config
         # More threads than processors would only wait for each other.
         threads = num_threads or min(torch.get_num_threads(), os.cpu_count() or 1)
+        types = linear_types(checkpoint, keep, dtype)
+        self.weight_types = tuple(dict.fromkeys(types))
         try:
             self._native: Any = module.Model(
                 hidden=c.hidden_size, layers=c.num_layers, heads=c.num_heads, kv_heads=c.num_kv_heads,
                 head_dim=c.head_dim, intermediate=c.intermediate_size, vocab=c.vocab_size,
-                eps=c.rms_norm_eps, tied=c.tie_embeddings, type=type_name(dtype), level=level,
-                threads=threads,
+                eps=c.rms_norm_eps, tied=c.tie_embeddings, types=types, level=level, threads=threads,
             )  # fmt: skip
-            self._load(checkpoint.weights)
+            self._load(checkpoint, types)
         except ValueError as error:
             raise ModelError(
                 f"{checkpoint.path}: weights do not fit the config ({error})",
@@ -189,13 +185,27 @@ class NativeModel:
             ints([t.data_ptr() for t in captured.values()]),
         )
 
-    def _load(self, weights: WeightSource) -> None:
-        def linear(name: str, layer: int, source: str, bias_source: str) -> None:
-            w = weights.get(f"{source}.weight").contiguous()
-            if w.ndim != 2:
-                raise ValueError(f"{source}.weight has {w.ndim} dimensions")
-            self._native.set(name, layer, w.data_ptr(), type_name(w.dtype), *w.shape)
-            if (bias := find(weights, f"{bias_source}.bias", w.shape[0])) is not None:
+    def _load(self, checkpoint: Checkpoint, types: Sequence[str]) -> None:
+        weights = checkpoint.weights
+        next_type = iter(types)
+
+        def linear(name: str, layer: int, source: str, kind: str, bias_source: str = "") -> None:
+            weight = f"{source}.weight"
+            if kind in BLOCK_TYPES:
+                assert isinstance(weights, GGUFFile)
+                w, shape = weights.blocks(weight), weights.shape(weight)
+            else:
+                w = weights.get(weight).contiguous()
+                kind, shape = type_name(w.dtype), tuple(w.shape)
+            if len(shape) != 2:
+                raise ValueError(f"{weight} has {len(shape)} dimensions")
+            try:
+                self._native.set(name, layer, w.data_ptr(), kind, *shape)
+            except RuntimeError as error:
+                raise ModelError(
+                    f"{checkpoint.path}: {weight}: {error}", hint="the file is damaged: fetch it again"
+                ) from None
+            if (bias := find(weights, f"{bias_source}.bias", shape[0])) is not None:
                 bias = bias.float().contiguous()
                 self._native.set_bias(name, layer, bias.data_ptr(), bias.numel())
 
@@ -204,15 +214,18 @@ class NativeModel:
             self._native.set_norm(name, layer, w.data_ptr(), w.numel())
 
         for i in range(self.config.num_layers):
-            for name, part in PARTS.items():
-                linear(name, i, f"model.layers.{i}.{part}", f"model.layers.{i}.{part}")
+            for parts in FUSED:
+                kind = next(next_type)
+                for part in parts:
+                    source = f"model.layers.{i}.{LAYER_PARTS[part]}"
+                    linear(part, i, source, kind, source)
             for name, part in NORMS.items():
                 norm(name, i, f"model.layers.{i}.{part}")
         norm("final_norm", 0, "model.norm")
         embedding = "model.embed_tokens"
+        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", next(next_type), "lm_head")
         if not self.config.tie_embeddings:
-            linear("embedding", 0, embedding, "")
-        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", "lm_head")
+            linear("embedding", 0, embedding, next(next_type))
         self._native.finish()
 
 
@@ -226,12 +239,13 @@ class NativeRunner:
         pool: KVPool,
         max_position: int,
         *,
+        keep: Keep = "dtype",
         level: str = "",
         num_threads: int | None = None,
     ) -> None:
         """max_position: positions that will be used. level: "" for the CPU's best. Raises ModelError."""
         self.pool = pool
-        self.model = NativeModel(checkpoint, dtype, pool, max_position, level, num_threads)
+        self.model = NativeModel(checkpoint, dtype, pool, max_position, keep, level, num_threads)
 
     def run(
         self, batch: Batch, capture_layers: Collection[int] = ()
@@ -258,11 +272,6 @@ class NativeRunner:
     ) -> dict[int, torch.Tensor]:
         shape = (len(batch.token_ids), self.model.config.hidden_size)
         return {i: torch.empty(shape) for i in layers if i in capture_layers}
-
-
-def type_name(dtype: torch.dtype) -> str:
-    """How the extension calls a dtype."""
-    return str(dtype).removeprefix("torch.")
 
 
 def ints(values: Sequence[int] | Ints) -> Ints:

@@ -1,0 +1,204 @@
+// y = x W^T in integers, over quantised panels and rows. A block's products add up exactly; blocks are combined in
+// fp32 in order, with one accumulator per (row, column) and no fused operation: the same bits for any number of
+// rows and at every level. Included inside a level's namespace.
+
+typedef int16_t S __attribute__((vector_size(4 * W), aligned(2), may_alias));
+
+// 2 * W bytes to 16 bits each.
+INLINE S widen_bytes(const char* p) {
+#ifdef __FMA__
+  return (S)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  typedef int8_t B __attribute__((vector_size(2 * W), aligned(1), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const B*>(p), S);
+#endif
+}
+
+INLINE I splat_word(const void* p) {
+  int32_t x;
+  std::memcpy(&x, p, 4);
+  return I{x, x, x, x, x, x, x, x};
+}
+
+// Lane i: a[2i] * b[2i] + a[2i + 1] * b[2i + 1].
+INLINE I multiply_pairs(S a, S b) {
+#ifdef __FMA__
+  return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  const I x = (I)a, y = (I)b;
+  return ((I)((U)x << 16) >> 16) * ((I)((U)y << 16) >> 16) + (x >> 16) * (y >> 16);
+#endif
+}
+
+// Sums of a block of nibbles times bytes, 8 columns: in 16 bits where that is what the instruction gives, since
+// 16 * 15 * 127 fits, and with q4_0's start any sum on the way may wrap as its end fits.
+#ifdef __FMA__
+typedef S NibbleSums;
+INLINE NibbleSums start_sums(I minus_eight) { return (S)minus_eight; }
+INLINE NibbleSums add_quads(NibbleSums sums, U nibbles, I x) {
+  return sums + (S)_mm256_maddubs_epi16((__m256i)nibbles, (__m256i)x);
+}
+INLINE I total(NibbleSums sums) { return multiply_pairs(sums, S{} + 1); }
+#else
+typedef I NibbleSums;
+INLINE NibbleSums start_sums(I minus_eight) { return multiply_pairs((S)minus_eight, S{} + 1); }
+INLINE NibbleSums add_quads(NibbleSums sums, U nibbles, I x) {
+  for (int i = 0; i < 32; i += 8) sums = sums + (I)((nibbles >> i) & 15) * ((I)((U)x << (24 - i)) >> 24);
+  return sums;
+}
+INLINE I total(NibbleSums sums) { return sums; }
+#endif
+
+// Finite fp16 to fp32, exactly.
+INLINE F widen_half(const char* p) {
+#ifdef __F16C__
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  typedef uint16_t H __attribute__((vector_size(2 * W), aligned(2), may_alias));
+  const U bits = __builtin_convertvector(*reinterpret_cast<const H*>(p), U);
+  const F magnitude = (F)((bits & 0x7fff) << 13) * splat(5.192296858534828e33f);  // 2^112
+  return (F)((U)magnitude | (bits & 0x8000) << 16);
+#endif
+}
+
+// `inputs` values of one row, as packing.h says.
+void quantize(const float* x, int inputs, Type type, void* to) {
+  const bool narrow = has_nibbles(type);
+  const int64_t block = block_inputs(type, inputs);
+  char* out = static_cast<char*>(to);
+  for (int64_t start = 0; start < inputs; start += block, out += row_block_bytes(type, inputs)) {
+    F top = splat(0.0f);
+    for (int64_t i = 0; i < block; i += W) top = max(top, (F)((U)load(x + start + i) & 0x7fffffff));
+    const float size = largest(top), inverse = size > 1e-30f ? 127.0f / size : 0.0f;
+    RowBlock head{inverse > 0.0f ? size / 127.0f : 0.0f, 0.0f, {0, 0}, 0};
+    I sums{};
+    for (int64_t i = 0; i < block; i += W) {
+      const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+      const I q = (I)(load(x + start + i) * splat(inverse) + splat(magic)) - 0x4b400000;
+      sums = sums + q;
+      typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
+      typedef int16_t Words __attribute__((vector_size(2 * W), aligned(1), may_alias));
+      if (narrow)
+        *reinterpret_cast<Bytes*>(out + sizeof(RowBlock) + i) = __builtin_convertvector(q, Bytes);
+      else
+        *reinterpret_cast<Words*>(out + sizeof(RowBlock) + 2 * i) = __builtin_convertvector(q, Words);
+    }
+    const int first = sums[0] + sums[1] + sums[4] + sums[5], second = sums[2] + sums[3] + sums[6] + sums[7];
+    head.sum = head.scale * float(first + second);
+    if (narrow) {
+      head.minus_eight[0] = int16_t(-8 * first);
+      head.minus_eight[1] = int16_t(-8 * second);
+    }
+    std::memcpy(out, &head, sizeof(RowBlock));
+  }
+}
+
+// R rows by one panel.
+template <Type T, int R>
+void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
+  const int64_t inputs = a.linear->inputs, steps = block_inputs(T, inputs) / 4;
+  const char* w = a.linear->data + panel * panel_bytes(T, inputs, PANEL);
+  const char* x = static_cast<const char*>(a.x) + row * a.x_stride;
+  F lo[R], hi[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) lo[r] = hi[r] = splat(0.0f);
+  for (int64_t b = num_blocks(T, inputs); b > 0; --b, x += row_block_bytes(T, inputs)) {
+    const char* header = w;
+    const char* q = x + sizeof(RowBlock);
+    I sum_lo[R], sum_hi[R];
+    w += header_bytes(T, PANEL);
+    if constexpr (has_nibbles(T)) {
+      NibbleSums s_lo[R], s_hi[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+        s_lo[r] = s_hi[r] = start_sums(
+            T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
+#pragma GCC unroll 2
+      for (int64_t k = 0; k < steps; ++k, w += 2 * PANEL, q += 4, ahead += ahead_step) {
+        const U both = *reinterpret_cast<const U*>(w);
+        const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
+        __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const I v = splat_word(q + r * a.x_stride);
+          s_lo[r] = add_quads(s_lo[r], low, v);
+          s_hi[r] = add_quads(s_hi[r], high, v);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        sum_lo[r] = total(s_lo[r]);
+        sum_hi[r] = total(s_hi[r]);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sum_lo[r] = sum_hi[r] = I{};
+      for (int64_t k = 0; k < steps; ++k, ahead += ahead_step) {
+        __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 2
+        for (int pair = 0; pair < 2; ++pair, w += 2 * PANEL, q += 4) {
+          const S low = widen_bytes(w);
+          const S high = widen_bytes(w + PANEL);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            const S v = (S)splat_word(q + r * a.x_stride);
+            sum_lo[r] = sum_lo[r] + multiply_pairs(low, v);
+            sum_hi[r] = sum_hi[r] + multiply_pairs(high, v);
+          }
+        }
+      }
+    }
+    constexpr int size = T == Type::int8 ? 4 : 2;
+    const F scale_lo = T == Type::int8 ? load(reinterpret_cast<const float*>(header)) : widen_half(header);
+    const F scale_hi = T == Type::int8 ? load(reinterpret_cast<const float*>(header) + W) : widen_half(header + size * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
+      lo[r] = lo[r] + __builtin_convertvector(sum_lo[r], F) * (scale_lo * scale);
+      hi[r] = hi[r] + __builtin_convertvector(sum_hi[r], F) * (scale_hi * scale);
+    }
+    if constexpr (T == Type::q4_1) {
+      const F minimum_lo = widen_half(header + 2 * PANEL), minimum_hi = widen_half(header + 2 * PANEL + 2 * W);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F sum = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, sum));
+        lo[r] = lo[r] + minimum_lo * sum;
+        hi[r] = hi[r] + minimum_hi * sum;
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) store_panel(a, panel, row + r, lo[r], hi[r]);
+}
+
+template <Type T>
+void quant_gemm_of(const GemmArgs& a, int begin, int end) {
+  const int64_t inputs = a.linear->inputs, bytes = panel_bytes(T, inputs, PANEL);
+  const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
+  for (; begin < end; ++begin) {
+    const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * bytes;
+    for (int b = 0; b < blocks; ++b) {
+      const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
+      // Each block of rows fetches its share of the next panel.
+      const char* ahead = next + bytes * b / blocks;
+      const int64_t ahead_step = 4 * bytes / (inputs * blocks);
+      switch (rows) {
+        case 1: quant_tile<T, 1>(a, begin, row, ahead, ahead_step); break;
+        case 2: quant_tile<T, 2>(a, begin, row, ahead, ahead_step); break;
+        case 3: quant_tile<T, 3>(a, begin, row, ahead, ahead_step); break;
+        case 4: quant_tile<T, 4>(a, begin, row, ahead, ahead_step); break;
+        case 5: quant_tile<T, 5>(a, begin, row, ahead, ahead_step); break;
+        case 6: quant_tile<T, 6>(a, begin, row, ahead, ahead_step); break;
+      }
+    }
+  }
+}
+
+void quant_gemm(const GemmArgs& a, int begin, int end) {
+  switch (a.linear->type) {
+    case Type::int8: return quant_gemm_of<Type::int8>(a, begin, end);
+    case Type::q8_0: return quant_gemm_of<Type::q8_0>(a, begin, end);
+    case Type::q4_0: return quant_gemm_of<Type::q4_0>(a, begin, end);
+    default: return quant_gemm_of<Type::q4_1>(a, begin, end);
+  }
+}
