@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import open_checkpoint
 from specinfer.runtime import ModelRunner, make_pool, make_torch_runner
+from specinfer.runtime.kept import Keep
 from specinfer.runtime.native import NativeRunner, extension
 
 CPU = torch.device("cpu")
@@ -37,12 +43,13 @@ def native_runner(
     kv: torch.dtype = torch.float32,
     level: str = "",
     num_threads: int = 2,
+    keep: Keep = "dtype",
 ) -> NativeRunner:
     if not has_level(level):
         pytest.skip(f"this CPU has no {level}")
     checkpoint = open_checkpoint(path)
     pool = make_pool(checkpoint.config, NUM_SLOTS, kv, CPU)
-    return NativeRunner(checkpoint, weights, pool, 512, level=level, num_threads=num_threads)
+    return NativeRunner(checkpoint, weights, pool, 512, keep=keep, level=level, num_threads=num_threads)
 
 
 def torch_runner(path: Path) -> ModelRunner:
@@ -51,11 +58,58 @@ def torch_runner(path: Path) -> ModelRunner:
     return make_torch_runner(checkpoint, LinearFactory(torch.float32, CPU), pool, 512)
 
 
+def as_gguf(directory: Path, kind_of: Callable[[str], str]) -> Path:
+    """A tiny model's directory as a GGUF file beside it; kind_of: a matrix's name to its type in the file."""
+    config = json.loads((directory / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    path = directory.with_suffix(".gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(10000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab", *(f"<w{i}>" for i in range(3, config["vocab_size"]))])
+    writer.add_token_merges(["a b"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        values = tensor.float().numpy()
+        for part, num_heads in ((".q_proj.", heads), (".k_proj.", kv_heads)):
+            if part in name:
+                halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
+        kind = gguf.GGMLQuantizationType[kind_of(name).upper() if values.ndim == 2 else "F32"]
+        stored = names.get_name(name, (".weight", ".bias"))
+        writer.add_tensor(stored, gguf.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def quantized_runner(directory: Path, kind: str, level: str = "", num_threads: int = 2) -> NativeRunner:
+    """A model in int8, or in GGUF's blocks of a kind, with K/V in bf16."""
+    if kind == "int8":
+        return native_runner(directory, torch.bfloat16, torch.bfloat16, level, num_threads, "int8")
+    path = directory.with_suffix(".gguf")
+    if not path.exists():
+        as_gguf(directory, lambda _: kind)
+    return native_runner(path, torch.bfloat16, torch.bfloat16, level, num_threads, "stored")
+
+
 class Runners:
     """The helpers above, for tests (importlib mode has no package to import them from)."""
 
     native = staticmethod(native_runner)
+    quantized = staticmethod(quantized_runner)
     torch = staticmethod(torch_runner)
+    as_gguf = staticmethod(as_gguf)
     num_slots = NUM_SLOTS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,27 @@ def test_nodes_equal_their_paths(
     runners,  # noqa: ANN001
 ) -> None:
     path = write_model(tmp_path, tokenizer=False, **SHAPES[shape])
+    check_nodes(lambda threads: runners.native(path, weights, kv, level, num_threads=threads))
+
+
+@pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("level", ["avx2", "portable"])
+def test_quantized_nodes_equal_their_paths(kind: str, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
+    path = write_model(
+        tmp_path / "model", tokenizer=False, num_attention_heads=6, head_dim=16, hidden_size=64
+    )
+    check_nodes(lambda threads: runners.quantized(path, kind, level, threads))
+
+
+def check_nodes(make: Callable[[int], NativeRunner]) -> None:
+    """Random trees in batches by runners of 1 and 2 threads, against their paths alone."""
     rng = np.random.default_rng(0)
-    alone = Alone(runners.native(path, weights, kv, level, num_threads=1))
-    runner = {t: runners.native(path, weights, kv, level, num_threads=t) for t in (1, 2)}
+    alone = Alone(make(1))
+    runner = {t: make(t) for t in (1, 2)}
+    num_slots = runner[1].pool.num_slots
     prompts = {n: rng.integers(0, 300, n) for n in CONTEXTS}
     for round_, (batch_size, threads) in enumerate([(1, 1), (8, 2), (1, 2), (8, 1), (3, 2)]):
-        slots = rng.permutation(runners.num_slots)
+        slots = rng.permutation(num_slots)
         contexts, trees = [], []
         for r in range(batch_size):
             length = CONTEXTS[int(rng.integers(len(CONTEXTS)))] if batch_size < 8 else (0, 1, 7)[r % 3]
@@ -116,16 +132,23 @@ def test_nodes_equal_their_paths(
                 row += 1
 
 
-@pytest.mark.parametrize("weights", [F32, BF16])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "q8_0", "q4_0", "q4_1"])
 @pytest.mark.parametrize("level", ["avx2", "portable"])
-def test_chunks_and_threads(weights: torch.dtype, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
+def test_chunks_and_threads(kind: str, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
     """A prompt in chunks of every size, by 1 to 64 threads: the same logits and K/V."""
-    path = write_model(tmp_path, tokenizer=False, hidden_size=72, intermediate_size=100, head_dim=16)
+    sizes = (96, 160) if kind.startswith("q") else (72, 100)
+    path = write_model(
+        tmp_path / "model", tokenizer=False, hidden_size=sizes[0], intermediate_size=sizes[1], head_dim=16
+    )
     prompt = np.random.default_rng(1).integers(0, 300, 230)
     slots = np.arange(300)
     results = []
     for chunk, threads in ((230, 2), (1, 1), (2, 2), (3, 1), (7, 3), (13, 64), (33, 1), (97, 2)):
-        runner = runners.native(path, weights, weights, level, num_threads=threads)
+        if kind in ("float32", "bfloat16"):
+            dtype = getattr(torch, kind)
+            runner = runners.native(path, dtype, dtype, level, num_threads=threads)
+        else:
+            runner = runners.quantized(path, kind, level, threads)
         assert runner.model.num_threads == threads
         rows = []
         for start in range(0, len(prompt), chunk):

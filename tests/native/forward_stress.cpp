@@ -1,0 +1,129 @@
+// Forwards of tiny models in every type of weights, at every level: the rows of a tree by one thread and by three
+// agree, and the sanitisers find nothing.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "forward.h"
+
+using namespace specinfer;
+
+static std::mt19937 rng(1);
+
+static std::vector<float> uniform(int64_t n) {
+  std::vector<float> values(n);
+  for (float& v : values) v = float(int(rng() % 2001) - 1000) / 1000.0f;
+  return values;
+}
+
+// Exactly as long as the tensor, so that a byte read behind it is found.
+static std::vector<char> tensor(Type type, int64_t rows, int64_t columns) {
+  if (type == Type::f32 || type == Type::bf16 || type == Type::int8) {
+    const std::vector<float> values = uniform(rows * columns);
+    const char* bytes = reinterpret_cast<const char*>(values.data());
+    return {bytes, bytes + 4 * values.size()};
+  }
+  const int64_t block = panel_bytes(type, BLOCK, 1);
+  std::vector<char> blocks(rows * columns / BLOCK * block);
+  for (char& byte : blocks) byte = char(rng());
+  for (size_t at = 0; at < blocks.size(); at += block)
+    for (int i = 0; i < (type == Type::q4_1 ? 2 : 1); ++i) {
+      const uint16_t small = uint16_t(0x2000 + rng() % 512);
+      std::memcpy(blocks.data() + at + 2 * i, &small, 2);
+    }
+  return blocks;
+}
+
+static void check(bool ok, const char* what) {
+  if (ok) return;
+  std::puts(what);
+  std::abort();
+}
+
+static void run(const Kernels& kernels, Type type, const Shape& s) {
+  Weights weights(s, std::vector<Type>(4 * s.layers + 1 + !s.tied, type), kernels);
+  auto set = [&](const char* name, int layer, int64_t rows, int64_t columns) {
+    const std::vector<char> data = tensor(type, rows, columns);
+    weights.set(name, layer, data.data(), type >= Type::q8_0 ? type : Type::f32, rows, columns);
+  };
+  auto norm = [&](const char* name, int layer) { weights.set_norm(name, layer, uniform(s.hidden).data(), s.hidden); };
+  const int q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  for (int i = 0; i < s.layers; ++i) {
+    set("q", i, q, s.hidden);
+    set("k", i, kv, s.hidden);
+    set("v", i, kv, s.hidden);
+    set("out", i, s.hidden, q);
+    set("gate", i, s.intermediate, s.hidden);
+    set("up", i, s.intermediate, s.hidden);
+    set("down", i, s.hidden, s.intermediate);
+    norm("input_norm", i);
+    norm("post_norm", i);
+    weights.set_bias("down", i, uniform(s.hidden).data(), s.hidden);
+  }
+  norm("final_norm", 0);
+  set("head", 0, s.vocab, s.hidden);
+  if (!s.tied) set("embedding", 0, s.vocab, s.hidden);
+  weights.check_complete();
+
+  constexpr int64_t SLOTS = 60, CONTEXT = 37, NODES = 13;
+  const std::vector<float> cosine = uniform(SLOTS * s.head_dim), sine = uniform(SLOTS * s.head_dim);
+  const Rotary rotary{cosine.data(), sine.data(), SLOTS};
+  std::vector<int64_t> slots(SLOTS), chain(CONTEXT), parents(NODES), tokens(SLOTS), rows(NODES);
+  for (int64_t i = 0; i < SLOTS; ++i) slots[i] = (i * 7) % SLOTS, tokens[i] = int64_t(rng() % s.vocab);
+  for (int64_t i = 0; i < CONTEXT; ++i) chain[i] = i - 1;
+  for (int64_t i = 0; i < NODES; ++i) parents[i] = i ? int64_t(rng() % i) : -1, rows[i] = i;
+  std::vector<float> logits[2];
+  for (int threads : {1, 3}) {
+    std::vector<std::vector<char>> memory;
+    KvPool pool{Type::f32, SLOTS, {}, {}};
+    for (int i = 0; i < 2 * s.layers; ++i) memory.emplace_back(SLOTS * kv * 4);
+    for (int i = 0; i < s.layers; ++i) {
+      pool.keys.push_back(memory[2 * i].data());
+      pool.values.push_back(memory[2 * i + 1].data());
+    }
+    Forward forward(weights, pool, rotary);
+    Batch b{};
+    const int64_t none = 0;
+    b.context_slots = slots.data();
+    b.context_lens = &none;
+    b.span_lens = &CONTEXT;
+    b.num_spans = 1;
+    b.slots = slots.data();
+    b.parents = chain.data();
+    b.token_ids = tokens.data();
+    b.num_rows = CONTEXT;
+    b.last_layer = s.layers;
+    forward.run(b, shared_pool(threads));
+    std::vector<float>& out = logits[threads / 2];
+    out.resize(NODES * s.vocab);
+    b.num_context_slots = CONTEXT;
+    b.context_lens = &CONTEXT;
+    b.span_lens = &NODES;
+    b.slots = slots.data() + CONTEXT;
+    b.parents = parents.data();
+    b.token_ids = tokens.data() + CONTEXT;
+    b.num_rows = b.num_logits = NODES;
+    b.logits_rows = rows.data();
+    b.logits = out.data();
+    forward.run(b, shared_pool(threads));
+  }
+  check(logits[0] == logits[1], "threads disagree");
+}
+
+int main() {
+  std::vector<const Kernels*> levels{&portable_kernels()};
+#ifdef SPECINFER_X86
+  if (__builtin_cpu_supports("avx2")) levels.push_back(&avx2_kernels());
+#endif
+  for (const Kernels* kernels : levels)
+    for (Type type : {Type::f32, Type::bf16, Type::int8, Type::q8_0, Type::q4_0, Type::q4_1})
+      for (bool tied : {false, true}) {
+        run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied});
+        if (type <= Type::int8) run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied});
+      }
+  std::puts("ok");
+  std::fflush(stdout);
+  _Exit(0);
+}

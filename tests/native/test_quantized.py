@@ -1,0 +1,184 @@
+"""Quantised weights against numpy; what is kept in which type; the same tokens with and without drafts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer import LLM, SamplingParams
+from specinfer.attention import Span
+from specinfer.errors import ConfigError, ModelError
+from specinfer.models.gguf import GGUFFile
+from specinfer.runtime import Batch, WorkItem
+from specinfer.runtime import native as native_module
+from specinfer.runtime.native import NativeRunner
+
+NONE = np.zeros(0, np.int64)
+KINDS = ["int8", "q8_0", "q4_0", "q4_1"]
+EPS = np.float32(1e-5)
+Float = np.float32
+
+
+class Weights:
+    """[rows, columns] as a kind holds them: integers, and a scale and a minimum a block [rows, blocks]."""
+
+    def __init__(self, kind: str, weight: np.ndarray) -> None:
+        rows, columns = weight.shape
+        if kind == "int8":
+            largest = np.abs(weight).max(1, keepdims=True)
+            self.integers = np.rint(weight * (Float(127) / largest)).astype(int)
+            self.scales, self.block = largest / Float(127), columns
+            self.minima = np.zeros_like(self.scales)
+            return
+        raw = gguf.quantize(weight, gguf.GGMLQuantizationType[kind.upper()]).reshape(rows, columns // 32, -1)
+        numbers = 2 if kind == "q4_1" else 1
+        halves = np.ascontiguousarray(raw[..., : 2 * numbers]).view(np.float16).astype(Float)
+        self.scales, self.block = halves[..., 0], 32
+        self.minima = halves[..., 1] if kind == "q4_1" else np.zeros_like(self.scales)
+        body = raw[..., 2 * numbers :]
+        if kind == "q8_0":
+            integers = body.view(np.int8).astype(int)
+        else:
+            integers = np.concatenate([body & 15, body >> 4], -1).astype(int) - (8 if kind == "q4_0" else 0)
+        self.integers = integers.reshape(rows, columns)
+
+    def values(self) -> np.ndarray:
+        wide = lambda x: np.repeat(x, self.block, 1)  # noqa: E731
+        return self.integers.astype(Float) * wide(self.scales) + wide(self.minima)
+
+    def times(self, row: np.ndarray) -> np.ndarray:
+        """The definition: integer sums by block, added up in order in fp32."""
+        result = np.zeros(len(self.integers), Float)
+        for b in range(self.scales.shape[1]):
+            inputs = slice(b * self.block, (b + 1) * self.block)
+            size = np.abs(row[inputs]).max()
+            scale = size / Float(127)
+            q = np.rint(row[inputs] * (Float(127) / size)).astype(int)
+            sums = self.integers[:, inputs] @ q
+            result = result + sums.astype(Float) * (self.scales[:, b] * scale)
+            result = result + self.minima[:, b] * (scale * Float(q.sum()))
+        return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize(("vocab", "hidden"), [(300, 32), (33, 96), (16, 256), (1, 64), (45, 52), (20, 7)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_linear_equals_its_definition_to_the_bit(
+    kind: str, level: str, vocab: int, hidden: int, tied: bool, tmp_path: Path, write_model: Any, runners: Any
+) -> None:
+    """On every level: only integer sums, and one order of additions. The embedding is the same weights."""
+    if kind != "int8" and hidden % 32:
+        pytest.skip("GGUF's rows are whole blocks")
+    path = write_model(
+        tmp_path / "model", tokenizer=False, vocab_size=vocab, hidden_size=hidden, tie_word_embeddings=tied
+    )
+    model = runners.quantized(path, kind, level).model
+    tensors = {name: t.float().numpy() for name, t in load_file(path / "model.safetensors").items()}
+    embedding = Weights(kind, tensors["model.embed_tokens.weight"])
+    head = embedding if tied else Weights(kind, tensors["lm_head.weight"])
+    assert np.array_equal(model.embed(torch.arange(vocab)).numpy(), embedding.values())
+    # Small integers, of which the norm is the same in any order of additions.
+    rows = np.random.default_rng(0).integers(-9, 10, (40, hidden)).astype(Float)
+    inverse = 1 / np.sqrt((rows * rows).sum(1, keepdims=True) / Float(hidden) + EPS)
+    normed = rows * inverse * tensors["model.norm.weight"]
+    logits = model.head(torch.from_numpy(rows)).numpy()
+    assert np.array_equal(logits, np.stack([head.times(row) for row in normed]))
+    for n in range(40):
+        assert np.array_equal(model.head(torch.from_numpy(rows[:n])).numpy(), logits[:n])
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [("int8", 0.05), ("q8_0", 0.03), ("q4_0", 0.03), ("q4_1", 0.03)]
+)
+def test_near_the_torch_path(
+    kind: str, tolerance: float, tmp_path: Path, write_model: Any, runners: Any
+) -> None:
+    """Rows alone are rounded more than there, so every projection has its right place."""
+    biases = {"attention_bias": True, "mlp_bias": True}
+    path = write_model(tmp_path / "model", scale=1.0, tokenizer=False, hidden_size=64, head_dim=16, **biases)
+    ours = runners.quantized(path, kind)
+    theirs = runners.torch(path if kind == "int8" else path.with_suffix(".gguf"))
+    span = Span(NONE, np.arange(60), np.arange(-1, 59))
+    batch = Batch.of([WorkItem(span, np.random.default_rng(0).integers(0, 300, 60), np.arange(60))])
+    expected = theirs.run(batch)[0]
+    difference = (ours.run(batch)[0] - expected).abs()
+    assert difference.mean() < tolerance * expected.abs().mean()
+
+
+def test_zeros_and_what_is_no_number(tmp_path: Path, write_model: Any, runners: Any) -> None:
+    path = write_model(tmp_path / "model", tokenizer=False)
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][3] = 0
+    save_file(weights, file)
+    model = runners.quantized(path, "int8").model
+    logits = model.head(torch.stack([torch.zeros(32), torch.ones(32)]))
+    assert not logits[0].any() and torch.nonzero(logits[1] == 0).tolist() == [[3]]
+    weights["lm_head.weight"][3, 4] = float("inf")
+    save_file(weights, file)
+    with pytest.raises(ModelError, match=r"lm_head\.weight: a weight is not a number"):
+        runners.quantized(path, "int8")
+    stored = runners.as_gguf(write_model(tmp_path / "other", tokenizer=False), lambda _: "q4_1")
+    blocks = GGUFFile(stored).blocks("model.layers.1.mlp.up_proj.weight").numpy().tobytes()
+    assert (data := stored.read_bytes()).count(blocks) == 1
+    stored.write_bytes(data.replace(blocks, b"\xff\x7f" + blocks[2:]))
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj\.weight: a block's scale is not a number"):
+        runners.native(stored, keep="stored")
+
+
+def test_what_is_stored_otherwise_falls_back(tmp_path: Path, write_model: Any, runners: Any) -> None:
+    """A linear whose parts differ, or are of a type that is not multiplied, is kept in the dtype."""
+    kinds = {"q_proj": "q8_0", "k_proj": "q4_0", "down_proj": "q5_0", "o_proj": "f16"}
+    directory = write_model(tmp_path / "model", scale=1.0, tokenizer=False)
+    path = runners.as_gguf(
+        directory, lambda name: next((k for part, k in kinds.items() if part in name), "q4_1")
+    )
+    runner = runners.native(path, torch.bfloat16, keep="stored")
+    assert runner.model.weight_types == ("bfloat16", "q4_1")
+    item = WorkItem(Span(NONE, np.arange(20), np.arange(-1, 19)), np.arange(20), np.arange(20))
+    expected = runners.torch(path).run(Batch.of([item]))[0]
+    assert (runner.run(Batch.of([item]))[0] - expected).abs().mean() < 0.03 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_tokens_with_and_without_drafts(
+    kind: str,
+    tmp_path: Path,
+    write_model: Any,
+    tiny_draft: Path,
+    runners: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = write_model(tmp_path / "model", tokenizer=False)
+    model = path if kind == "int8" else runners.as_gguf(path, lambda _: kind)
+    settings: dict[str, Any] = {"quantize": "int8"} if kind == "int8" else {}
+    prompts = [[int(t) for t in np.random.default_rng(i).integers(0, 256, 5 + 9 * i)] for i in range(4)]
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=24, ignore_eos=True) for i in range(4)]
+    with caplog.at_level(logging.INFO, "specinfer"):
+        plain = LLM(str(model), **settings)
+    assert f" {kind}" in next(r.message for r in caplog.records if "memory" in r.message)
+    llm = LLM(str(model), drafts=[str(tiny_draft)], tree="3,2,1", max_num_seqs=3, **settings)
+    expected = [o.outputs[0].token_ids for o in plain.generate(prompts, params, progress=False)]
+    assert [o.outputs[0].token_ids for o in llm.generate(prompts, params, progress=False)] == expected
+    if kind != "int8":
+        runner = LLM(str(model), dtype="bfloat16").engine.parts.runner
+        assert isinstance(runner, NativeRunner) and runner.model.weight_types == ("bfloat16",)
+
+
+def test_quantize_that_cannot_be(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"quantize": "int4"}
+    with pytest.raises(ConfigError, match="'int4'") as error:
+        LLM(str(tiny_model), **settings)
+    assert error.value.hint
+    monkeypatch.setenv(native_module.VARIABLE, "off")
+    with pytest.raises(ConfigError, match="needs the native forward: SPECINFER_CPU is off") as error:
+        LLM(str(tiny_model), quantize="int8")
+    assert error.value.hint
