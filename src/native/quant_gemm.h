@@ -61,6 +61,11 @@ INLINE F widen_half(const char* p) {
 #endif
 }
 
+template <Type T>
+INLINE F column_scales(const char* header, int column) {
+  return T == Type::int8 ? load(reinterpret_cast<const float*>(header) + column) : widen_half(header + 2 * column);
+}
+
 // `inputs` values of one row, as packing.h says.
 void quantize(const float* x, int inputs, Type type, void* to) {
   const bool narrow = has_nibbles(type);
@@ -148,9 +153,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         }
       }
     }
-    constexpr int size = T == Type::int8 ? 4 : 2;
-    const F scale_lo = T == Type::int8 ? load(reinterpret_cast<const float*>(header)) : widen_half(header);
-    const F scale_hi = T == Type::int8 ? load(reinterpret_cast<const float*>(header) + W) : widen_half(header + size * W);
+    const F scale_lo = column_scales<T>(header, 0), scale_hi = column_scales<T>(header, W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
