@@ -20,18 +20,13 @@ PROMPTS = [
 NUM_TOKENS = 32
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "auto", "int8"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "auto"])
 def llm(smollm2_path: Path, request: Any) -> LLM:
     """One load for all: drafts are taken out of it, not added."""
-    weights = {"quantize": "int8"} if request.param == "int8" else {"dtype": request.param}
     return LLM(
-        "smollm2-135m",
-        drafts=["default", "ngram"],
-        tree="3,2,1,1",
-        max_model_len=128,
+        "smollm2-135m", drafts=["default", "ngram"], tree="3,2,1,1", dtype=request.param, max_model_len=128,
         max_num_seqs=4,
-        **weights,
-    )
+    )  # fmt: skip
 
 
 def run(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[tuple[int, ...]], int]:
