@@ -22,7 +22,13 @@ from specinfer.sampling.penalties import Penalties
 from specinfer.sampling.token_rules import BadWords, MinTokens
 
 KINDS = ["chain", "expansion", "merged", "ngram", "injected"]
-TREES = {"chain": "1,1,1,1", "expansion": "3,2,1,1", "merged": "2,2,1", "ngram": "2,1,1,1"}
+TREES = {
+    "chain": "1,1,1,1",
+    "perfect": "1,1,1,1",
+    "expansion": "3,2,1,1",
+    "merged": "2,2,1",
+    "ngram": "2,1,1,1",
+}
 SMALL_KV = 80 * 256  # bytes: 80 slots of the tiny model, which makes eight requests preempt each other
 LETTERS = "abcdefgh"
 WORDS = st.lists(st.text(LETTERS, min_size=1, max_size=3), min_size=1, max_size=4)
@@ -62,7 +68,7 @@ Run = Callable[[str, list[list[int]], list[SamplingParams]], list[Request]]
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path, tiny_draft: Path, other_draft: Path) -> Callable[[str], LLM]:
     """engine(kind), one for each kind of tree, and "plain"."""
-    drafts = {"merged": [str(tiny_draft), str(other_draft)], "ngram": ["ngram"]}
+    drafts = {"perfect": [str(tiny_model)], "merged": [str(tiny_draft), str(other_draft)], "ngram": ["ngram"]}
 
     @cache
     def make(kind: str) -> LLM:
@@ -135,6 +141,17 @@ def test_the_same_as_plain_decoding(
     prompts = make_prompts(seed, len(params))
     expected = results(run("plain", prompts, params))
     assert results(run(kind, prompts, params)) == expected
+
+
+@settings(max_examples=15)
+@given(drawn=st.lists(PARAMETERS, min_size=1, max_size=4), seed=st.integers(0, 1000))
+def test_a_draft_that_is_the_target_is_always_right(run: Run, drawn: list[dict[str, Any]], seed: int) -> None:
+    """It goes through the same processors with the same noise: nothing that it proposes is refused."""
+    endless = [{**one, "ignore_eos": True, "stop": (), "stop_token_ids": ()} for one in drawn]
+    params = [as_params(one, seed + i) for i, one in enumerate(endless)]
+    for request in run("perfect", make_prompts(seed, len(params)), params):
+        stats = request.completion().stats
+        assert stats.num_accepted_tokens == stats.num_draft_tokens
 
 
 DEPENDENT: dict[type, dict[str, Any]] = {

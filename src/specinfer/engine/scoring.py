@@ -29,9 +29,9 @@ def score_prompts(
     for s, rows in zip(scheduled, torch.split(logits, counts), strict=True):
         request = s.request
         positions = request.prompt_rows(s.trunk_len)
-        k = request.params.prompt_logprobs
-        if request.prompt_logprobs is not None and k is not None:
+        if request.prompt_logprobs is not None:
             followers = [request.tokens[position + 1] for position in positions]
+            k = request.params.prompt_logprobs or 0
             request.prompt_logprobs += logprobs(rows[: len(positions)], followers, k)
         trees.append(rows[len(positions) :])
     return torch.cat(trees)

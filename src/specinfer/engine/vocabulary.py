@@ -26,7 +26,7 @@ def check_tokens(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
     if params.min_tokens:
         banned.update(end_tokens(params, tokenizer))
     allowed = range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
-    if banned.issuperset(allowed):
+    if banned and banned.issuperset(allowed):
         raise RequestError(
             "allowed_token_ids, logit_bias, bad_words and min_tokens together may leave no token to choose",
             hint="allow a token that none of the others bans",
