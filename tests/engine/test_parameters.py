@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from specinfer import LLM, Expansion, SamplingParams
 from specinfer.engine.request import Request
 from specinfer.outputs import CompletionOutput
 from specinfer.sampling.penalties import Penalties
 from specinfer.sampling.token_rules import BadWords, MinTokens
+from specinfer.verify.verifier import VERIFIER_NAMES
 
 KINDS = ["chain", "expansion", "merged", "ngram", "injected"]
 TREES = {
@@ -76,7 +78,13 @@ def engine(tiny_model: Path, tiny_draft: Path, other_draft: Path) -> Callable[[s
             kv_memory = SMALL_KV if kind == "injected" else None
             return LLM(str(tiny_model), dtype="float32", kv_memory=kv_memory, max_step_tokens=17)
         names = drafts.get(kind, [str(tiny_draft)])
-        return LLM(str(tiny_model), drafts=names, tree=TREES[kind], dtype="float32", max_step_tokens=17)
+        return LLM(
+            str(tiny_model),
+            drafts=names,
+            tree=TREES.get(kind, "1,1,1,1"),
+            dtype="float32",
+            max_step_tokens=17,
+        )
 
     return make
 
@@ -141,6 +149,19 @@ def test_the_same_as_plain_decoding(
     prompts = make_prompts(seed, len(params))
     expected = results(run("plain", prompts, params))
     assert results(run(kind, prompts, params)) == expected
+
+
+@pytest.mark.parametrize("verifier", VERIFIER_NAMES)
+def test_a_draft_without_an_allowed_token(tiny_model: Path, other_draft: Path, verifier: str) -> None:
+    """Its vocabulary is a part of the target's, and none of that part may be chosen."""
+    subset = set(load_file(str(other_draft / "draft_vocab.safetensors"))["d2t"].tolist())
+    allowed = sorted(set(range(300)) - subset)[:5]
+    llm = LLM(str(tiny_model), drafts=[str(other_draft)], tree="2,1", verifier=verifier, dtype="float32")
+    for filters in ({}, {"top_p": 0.8}, {"typical_p": 0.8, "min_p": 0.1}, {"top_k": 2}, {"temperature": 0.0}):
+        params = SamplingParams(allowed_token_ids=allowed, max_tokens=6, ignore_eos=True, **filters)  # type: ignore[arg-type]
+        [done] = llm.generate([1, 2, 3], params)[0].outputs
+        assert set(done.token_ids) <= set(allowed) and len(done.token_ids) == 6
+        assert done.stats.num_accepted_tokens == 0
 
 
 @settings(max_examples=15)

@@ -159,9 +159,10 @@ def test_a_draft_with_a_subset_of_the_vocabulary_is_edited_by_the_targets_ids(
     token_ids = torch.from_numpy(np.random.default_rng(seed).permutation(VOCAB)[:25])
     one = row(params, tokens, 0, 1, make(params, 1, words, [3, 7]))
     logits = some_logits(seed)
-    whole = process(logits, [one])
-    part = process(logits[:, token_ids], [one], token_ids, VOCAB)
-    assert torch.equal(part, whole[:, token_ids])
+    expected = process(logits, [one])[:, token_ids]
+    if expected.isneginf().all():  # nothing of it is allowed
+        expected = logits[:, token_ids]
+    assert torch.equal(process(logits[:, token_ids], [one], token_ids, VOCAB), expected)
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=20), st.integers(0, 99))

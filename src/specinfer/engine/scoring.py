@@ -11,7 +11,7 @@ from specinfer.engine.request import Request
 from specinfer.engine.scheduler import Scheduled
 from specinfer.outputs import TokenLogprobs
 from specinfer.runtime import WorkItem
-from specinfer.sampling import logprobs
+from specinfer.sampling import token_logprobs
 from specinfer.verify import Verdict
 
 
@@ -32,7 +32,7 @@ def score_prompts(
         if request.prompt_logprobs is not None:
             followers = [request.tokens[position + 1] for position in positions]
             k = request.params.prompt_logprobs or 0
-            request.prompt_logprobs += logprobs(rows[: len(positions)], followers, k)
+            request.prompt_logprobs += token_logprobs(rows[: len(positions)], followers, k)
         trees.append(rows[len(positions) :])
     return torch.cat(trees)
 
@@ -49,6 +49,8 @@ def score_paths(
             result.append(())
         else:
             tokens = [*(int(tree.token_ids[node]) for node in verdict.path), verdict.next_token]
-            result.append(logprobs(logits[[start, *(start + node for node in verdict.path)]], tokens, k))
+            result.append(
+                token_logprobs(logits[[start, *(start + node for node in verdict.path)]], tokens, k)
+            )
         start += tree.num_nodes
     return result

@@ -1,7 +1,7 @@
 """Sampling: noise, processors, the target's choice and a draft's picks. Knows rows, never a tree."""
 
 from specinfer.sampling.chooser import Chooser
-from specinfer.sampling.logprobs import logprobs
+from specinfer.sampling.logprobs import token_logprobs
 from specinfer.sampling.noise import NoiseCache, NoiseKey, gumbel
 from specinfer.sampling.pick import draw_iid, draw_without_replacement, pick_top
 from specinfer.sampling.pipeline import make_processors, process
@@ -19,7 +19,7 @@ __all__ = [
     "draw_iid",
     "draw_without_replacement",
     "gumbel",
-    "logprobs",
+    "token_logprobs",
     "make_processors",
     "pick_top",
     "process",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specinfer.outputs import Logprob, TokenLogprobs
 
 
-def logprobs(logits: torch.Tensor, token_ids: Sequence[int], k: int) -> list[TokenLogprobs]:
+def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], k: int) -> list[TokenLogprobs]:
     """[n], of each row's token and of the k likeliest. logits: [n, V] of any float type, as the model gave
     them.
 

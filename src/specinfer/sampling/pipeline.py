@@ -97,14 +97,18 @@ def is_sampled(row: Row) -> bool:
 
 
 def _edit(logits: torch.Tensor, row: Row, token_ids: torch.Tensor | None, num_tokens: int | None) -> None:
-    """Run the row's processors over its logits, in place."""
-    if token_ids is None:
-        full = logits
-    else:
+    """Run the row's processors over its logits, in place.
+
+    Where they leave a draft none of its tokens, its row stays as it was: whatever it proposes is refused.
+    """
+    full = logits
+    if token_ids is not None:
         assert num_tokens is not None
         full = logits.new_full((num_tokens,), -torch.inf)
         full[token_ids] = logits
     for processor in row.processors:
         processor.apply(full, row.history, row.path)
     if token_ids is not None:
-        logits.copy_(full[token_ids])
+        part = full[token_ids]
+        if bool(part.max() > -torch.inf):
+            logits.copy_(part)
