@@ -76,13 +76,14 @@ class AnswerFile:
                 answer = Answer(**json.loads(line))
             except (ValueError, TypeError):
                 raise ConfigError(
-                    f"{self.path}:{number} is not an answer", hint="remove that line, or use another directory"
+                    f"{self.path}:{number} is not an answer",
+                    hint="remove that line, or use another directory",
                 ) from None
             answers[answer.index] = answer
         return answers
 
     def append(self, answer: Answer, file: IO[bytes]) -> None:
-        """One line, written whole; it is with the operating system when this returns. Raises SpecinferError."""
+        """Write one line; it is with the operating system when this returns. Raises SpecinferError."""
         try:
             file.write(json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n")
             file.flush()

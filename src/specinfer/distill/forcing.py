@@ -60,4 +60,4 @@ def _forward(llm: LLM, texts: Sequence[Text]) -> Sequence[torch.Tensor]:
     finally:
         for slots in held:
             engine.allocator.free(slots)
-    return logits.split([text.num_rows for text in texts])
+    return torch.split(logits, [text.num_rows for text in texts])

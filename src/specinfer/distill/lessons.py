@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from specinfer.interrupt import Interrupted, catch_interrupt
 from specinfer.llm import LLM
 
 TOP_K = 16
-ANSWERS_PER_SHARD = 256
+ANSWERS_PER_SHARD = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def pack(lessons: Sequence[Lesson]) -> bytes:
         "top_ids": np.concatenate([lesson.top_ids for lesson in lessons]),
         "top_logprobs": np.concatenate([lesson.top_logprobs for lesson in lessons]),
     }
-    return safetensors.numpy.save(arrays, metadata={"kinds": json.dumps([x.kind for x in lessons])})
+    content: bytes = safetensors.numpy.save(arrays, metadata={"kinds": json.dumps([x.kind for x in lessons])})
+    return content
 
 
 def unpack(path: Path) -> list[Lesson]:
@@ -94,27 +95,26 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
     Raises Interrupted after Ctrl-C, SpecinferError where the disk is full.
     """
     lessons: list[Lesson] = []
-    with (
-        catch_interrupt() as interrupt,
-        Meter("scoring", len(answers), quiet=quiet) as meter,
-    ):
+    num_rows = 0
+    with catch_interrupt() as interrupt, Meter("scoring", len(answers), quiet=quiet) as meter:
         for start in range(0, len(answers), ANSWERS_PER_SHARD):
             path = directory / f"lessons-{start // ANSWERS_PER_SHARD:05}.safetensors"
+            block: list[Lesson] = []
+            made = unpack(path) if path.exists() else score(llm, answers[start : start + ANSWERS_PER_SHARD])
+            for lesson in made:
+                block.append(lesson)
+                num_rows += lesson.text.num_rows
+                meter.show(start + len(block), f"{num_rows / meter.seconds:.0f} tokens/s")
+                if interrupt.is_set:
+                    raise Interrupted(f"interrupted: {start} answers are scored; the same command resumes")
             if not path.exists():
-                block = answers[start : start + ANSWERS_PER_SHARD]
-                write_whole(path, pack(score(llm, block)))
-            lessons += unpack(path)
-            num_rows = sum(len(lesson.top_ids) for lesson in lessons)
-            meter.show(len(lessons), f"{num_rows} tokens of the target's")
-            if interrupt.is_set:
-                raise Interrupted(f"interrupted: {len(lessons)} answers are scored; the same command resumes")
+                write_whole(path, pack(block))
+            lessons += block
     return lessons
 
 
-def score(llm: LLM, answers: Sequence[Answer]) -> list[Lesson]:
+def score(llm: LLM, answers: Sequence[Answer]) -> Iterator[Lesson]:
     """Run the target along its answers."""
     texts = [Text(np.array(a.prompt + a.answer, np.int64), len(a.prompt)) for a in answers]
-    rows = (top_rows(logits) for logits in forced_logits(llm, texts))
-    return [
-        Lesson(a.kind, a.temperature, text, *top) for a, text, top in zip(answers, texts, rows, strict=True)
-    ]
+    for answer, text, logits in zip(answers, texts, forced_logits(llm, texts), strict=True):
+        yield Lesson(answer.kind, answer.temperature, text, *top_rows(logits))

@@ -47,4 +47,6 @@ class Meter:
         if self._prints and (now - self._printed >= SECONDS_BETWEEN_LINES or done == self._total):
             self._printed = now
             left = self.seconds * (self._total - done) / max(1, done - self._start)
-            print(f"{self._name} {done}/{self._total}, {text}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print(
+                f"{self._name} {done}/{self._total}, {text}, {left:.0f} s left", file=sys.stderr, flush=True
+            )

@@ -15,6 +15,7 @@ from specinfer.errors import ConfigError, RequestError
 from specinfer.models.tokenizer import Tokenizer
 
 Part = Literal["train", "validation", "test"]
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
 NUM_BUCKETS = 20
 EXAMPLE = 'a line looks like {"messages": [{"role": "user", "content": "Hello"}]}'
 
@@ -33,12 +34,14 @@ class Prompt:
         return Prompt(kind, tuple((("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)))
 
     def token_ids(self, tokenizer: Tokenizer, is_chat: bool) -> list[int]:
-        """As the target reads it. is_chat: `takes_chat` of the tokenizer; without, a conversation is plain text."""
+        """As the target reads it. is_chat: `takes_chat`; where it is false, a conversation is plain text."""
         if not self.messages:
             return tokenizer.encode(self.text)
         if not is_chat:
             return tokenizer.encode("".join(f"{content}\n\n" for _, content in self.messages))
-        return tokenizer.apply_chat_template([{"role": role, "content": text} for role, text in self.messages])
+        return tokenizer.apply_chat_template(
+            [{"role": role, "content": text} for role, text in self.messages]
+        )
 
 
 def takes_chat(tokenizer: Tokenizer) -> bool:
@@ -69,8 +72,9 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def read_prompts(path: Path) -> list[Prompt]:
     """A file of prompts. Raises ConfigError or RequestError naming the line.
 
-    *.jsonl: lines with `messages`, `prompt` (a text to go on with) or `turns` (a user's, of which the first is
-    asked), and a `kind` or `category` if wanted. Anything else is plain text: each paragraph is gone on with.
+    *.jsonl: lines with `messages`, `prompt` (a text to go on with) or `turns` (a user's, the first of which
+    is asked), and a `kind` or `category` if wanted. Anything else is plain text: each paragraph is gone on
+    with.
     """
     try:
         content = path.read_text(encoding="utf-8")

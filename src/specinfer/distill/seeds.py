@@ -19,8 +19,8 @@ _TRIES = 50
 
 
 class Grammar:
-    """`{name}` is any line of the rule `name`, filled in its turn; `{name.1}` is the same wherever it stands in
-    one prompt; `{2-99}` is a number. A prompt's lines between `----` are user and assistant in turn.
+    """`{name}` is any line of the rule `name`, filled in its turn; `{name.1}` is the same wherever it
+    stands in one prompt; `{2-99}` is a number. What stands between `----` is user and assistant in turn.
 
     kinds: kind of prompt -> its templates. rules: rule -> its lines.
     """
@@ -74,6 +74,7 @@ def built_in_prompts(count: int, seed: int) -> list[Prompt]:
     prompts = list(islice(Grammar.built_in().prompts(seed), count))
     if len(prompts) < count:
         raise ConfigError(
-            f"the built-in prompts end at {len(prompts)}, asked for are {count}", hint="give --prompts of your own"
+            f"the built-in prompts end at {len(prompts)}, asked for are {count}",
+            hint="give --prompts of your own",
         )
     return prompts

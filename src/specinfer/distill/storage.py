@@ -27,7 +27,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Whoever reads `path` meanwhile, or after a kill, sees the old file or the new one. Raises SpecinferError."""
+    """Who reads `path` meanwhile, or after a kill, sees the old file or the new. Raises SpecinferError."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(content)
@@ -54,7 +54,9 @@ def claim(path: Path, settings: Mapping[str, Any]) -> None:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not readable as settings ({error})", hint="use another directory") from None
+        raise ConfigError(
+            f"{path} is not readable as settings ({error})", hint="use another directory"
+        ) from None
     if not isinstance(found, dict) or found != wanted:
         found = found if isinstance(found, dict) else {}
         name = next(name for name in [*wanted, *found] if found.get(name) != wanted.get(name))

@@ -11,7 +11,7 @@ from specinfer.distill.lessons import Lesson
 
 
 def token_counts(lessons: Sequence[Lesson], vocab_size: int) -> NDArray[np.float64]:
-    """[vocab_size] how often a token occurs in the texts, and how often the target would expect to write it."""
+    """[vocab_size] how often a token is in the texts, plus how often the target would expect to write it."""
     counts = np.zeros(vocab_size)
     for lesson in lessons:
         counts += np.bincount(lesson.text.tokens, minlength=vocab_size)
