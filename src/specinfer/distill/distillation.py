@@ -109,8 +109,8 @@ class Distillation:
         for part in PARTS:
             if not found[part]:
                 raise ConfigError(
-                    f"of {len(self._prompts)} prompts {len(asked)} fit the context with answers of {s.max_tokens} "
-                    f"tokens, and none of these is for {part}: 1 in 20 is kept for validation, 1 in 20 for the test",
+                    f"{len(asked)} of {len(self._prompts)} prompts fit the context with answers of "
+                    f"{s.max_tokens} tokens, and none of them is for {part}, which takes 1 in 20",
                     hint="give more prompts, 100 at least",
                 )
         todo = jobs(asked, s.seed)

@@ -205,14 +205,18 @@ class Trainer:
         write_whole(self._path, content.getvalue())
 
     def _load(self) -> None:
-        try:
-            state: dict[str, Any] = torch.load(self._path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ConfigError(
-                f"{self._path} is damaged ({error})", hint="remove it: training begins again"
-            ) from None
+        state = read_checkpoint(self._path)
         self.step, self.is_done, self.history = state["step"], state["is_done"], state["history"]
         self._loss, self._best = (state["loss"][0], state["loss"][1]), state["best"]
         if not self.is_done:
             self._student.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """As a Trainer wrote it. Raises ConfigError for one that is damaged."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"{path} is damaged ({error})", hint="remove it: training begins again") from None
+    return state
