@@ -26,7 +26,9 @@ SETTINGS = {
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 prompts, of which each part has some."""
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"messages": [{"role": "user", "content": f"Say {n} in words."}], "kind": "say"} for n in range(40)]
+    rows = [
+        {"messages": [{"role": "user", "content": f"Say {n} in words."}], "kind": "say"} for n in range(40)
+    ]
     rows += [{"prompt": f"{n} is more than"} for n in range(8)]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     return path

@@ -61,9 +61,10 @@ def test_transformers_reads_it_too(finished):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(finished.out))
-    assert model.num_parameters() == json.loads((finished.out / "judged.json").read_text())["drafts"][0][
-        "num_parameters"
-    ]
+    assert (
+        model.num_parameters()
+        == json.loads((finished.out / "judged.json").read_text())["drafts"][0]["num_parameters"]
+    )
     d2t = load_file(str(finished.out / "draft_vocab.safetensors"))["d2t"]
     assert model.config.vocab_size == len(d2t) == 280
     assert 257 in d2t  # the end token
@@ -139,7 +140,10 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(finished, distil, tmp_path,
     for name in ("lessons-00000.safetensors", "member-1.pt", "model.safetensors", "README.md"):
         with monkeypatch.context() as patch:
             patch.setattr(
-                storage.Path, "write_bytes", lambda p, content, name=name: fill(p, content, name), raising=True
+                storage.Path,
+                "write_bytes",
+                lambda p, content, name=name: fill(p, content, name),
+                raising=True,
             )
             with pytest.raises(SpecinferError, match=f"{name}: No space left"):
                 distil(path).run()

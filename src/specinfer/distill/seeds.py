@@ -27,7 +27,7 @@ class Grammar:
 
     def __init__(self, kinds: Mapping[str, Sequence[str]], rules: Mapping[str, Sequence[str]]) -> None:
         self.kinds = kinds
-        self._rules = rules
+        self.rules = rules
 
     @staticmethod
     def built_in() -> Grammar:
@@ -42,9 +42,9 @@ class Grammar:
         def slot(match: re.Match[str]) -> str:
             name, number = match.groups()
             if number is None:
-                return expand(rng.choice(self._rules[name]))
+                return expand(rng.choice(self.rules[name]))
             if match.group() not in kept:
-                kept[match.group()] = expand(rng.choice(self._rules[name]))
+                kept[match.group()] = expand(rng.choice(self.rules[name]))
             return kept[match.group()]
 
         def expand(text: str) -> str:
