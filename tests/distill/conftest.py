@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from specinfer.distill import boost, distillation
 from specinfer.distill.distillation import Distillation
 from specinfer.distill.settings import DistillSettings
 
@@ -48,9 +49,20 @@ def distil(tiny_model: Path, prompts: Path) -> Distil:
     return make
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_measurements() -> Iterator[None]:
+    """Judging takes as long as there are prompts to time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distillation, "NUM_JUDGED_PROMPTS", 1)
+        patch.setattr(boost, "NUM_TIMED", 3)
+        yield
+
+
 @pytest.fixture(scope="session")
-def finished(distil: Distil, tmp_path_factory: pytest.TempPathFactory) -> Distillation:
+def finished(
+    distil: Distil, tmp_path_factory: pytest.TempPathFactory, few_measurements: None
+) -> Distillation:
     """One that ran to its end undisturbed."""
-    distillation = distil(tmp_path_factory.mktemp("finished") / "draft")
-    distillation.run()
-    return distillation
+    whole = distil(tmp_path_factory.mktemp("finished") / "draft")
+    whole.run()
+    return whole

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer import LLM, ConfigError
+from specinfer import LLM, ConfigError, SamplingParams
 from specinfer.distill.answers import Answer, AnswerFile, open_for_append
 from specinfer.distill.forcing import Text, forced_logits
 from specinfer.distill.lessons import TOP_K, Lesson, pack, top_rows, unpack
@@ -76,8 +76,6 @@ def test_a_damaged_shard_is_named(tmp_path):
 
 
 def test_forced_logits_are_those_that_answers_were_chosen_from(tiny_model):
-    from specinfer import SamplingParams
-
     llm = LLM(str(tiny_model), dtype="float32", prefix_cache=False)
     prompts = [[1, 2, 3], list(range(200)), [9]]
     results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20))

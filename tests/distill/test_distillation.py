@@ -101,7 +101,7 @@ def test_interrupted_and_resumed_is_uninterrupted(finished, distil, tmp_path, mo
 
 
 def test_killed_at_every_whole_file_and_resumed(finished, distil, tmp_path, monkeypatch):
-    monkeypatch.setattr("specinfer.distill.distillation.paces", lambda *_, **__: [])
+    monkeypatch.setattr(distillation, "paces", lambda *_, **__: [])
     replace, is_killed, num_kills = os.replace, [], 0
 
     def killed(source, target):
@@ -120,11 +120,11 @@ def test_killed_at_every_whole_file_and_resumed(finished, distil, tmp_path, monk
         except Killed:
             num_kills += 1
     assert num_kills >= 10
-    monkeypatch.undo()
     assert_same(resumed, finished)
 
 
 def test_a_full_disk_is_one_line_and_nothing_is_lost(finished, distil, tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation, "paces", lambda *_, **__: [])
     path = tmp_path / "draft"
     write = AnswerFile.append
 
@@ -161,15 +161,14 @@ def fill(path, content, name):
         raise OSError(28, "No space left on device")
 
 
+def test_what_is_done_is_not_done_again(finished, distil, tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation, "LLM", lambda *_, **__: pytest.fail("nothing to do"))
+    assert distil(finished.out).run() == json.loads((finished.out / "judged.json").read_text())
+
+
 def test_data_is_shared_between_runs(finished, distil, tmp_path, monkeypatch):
-    monkeypatch.setattr(distillation, "write_answers", lambda *_, **__: pytest.fail("all is written"))
-    with pytest.raises(BaseException, match="all is written"):
-        distil(tmp_path / "a").run()
-    lessons = len(list(finished.data.glob("*.safetensors")))
-    monkeypatch.undo()
     monkeypatch.setattr(Engine, "step", lambda _: pytest.fail("nothing to write"))
-    assert len(distil(tmp_path / "b", finished.data, vocab_size=200).write()) == 96
-    assert len(list(finished.data.glob("*.safetensors"))) == lessons
+    assert len(distil(tmp_path / "other", finished.data, vocab_size=200).write()) == 96
 
 
 def test_members_cover_what_others_miss(distil, finished, tmp_path):
@@ -229,6 +228,7 @@ def test_a_directory_of_another_run_is_left_alone(distil, finished, tmp_path):
         distil(finished.out, num_epochs=4)
     with pytest.raises(ConfigError, match="another run: its max_tokens is 12"):
         distil(tmp_path / "new", finished.data, max_tokens=13)
+    assert not (tmp_path / "new").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="something else"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -107,8 +108,9 @@ def write_answers(
         catch_interrupt() as interrupt,
         Meter("writing", len(todo), start=num_before, quiet=quiet) as meter,
         open_for_append(file.path) as sink,
+        closing(finished(llm, left, max_tokens, QUEUED_PER_SEQ * max_num_seqs)) as written,
     ):
-        for answer in finished(llm, left, max_tokens, QUEUED_PER_SEQ * max_num_seqs):
+        for answer in written:
             if answer is not None:
                 file.append(answer, sink)
                 answers[answer.index] = answer
@@ -130,7 +132,7 @@ def open_for_append(path: Path) -> IO[bytes]:
         raise cannot_write(path, error) from None
 
 
-def finished(llm: LLM, todo: Sequence[Job], max_tokens: int, max_queued: int) -> Iterator[Answer | None]:
+def finished(llm: LLM, todo: Sequence[Job], max_tokens: int, max_queued: int) -> Generator[Answer | None]:
     """Answers as they are done, None after every step. Closing the iterator aborts what is left."""
     engine = llm.engine
     waiting = list(reversed(todo))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from specinfer.distill.prompts import PARTS, Part, Prompt, part_of, read_prompts
 from specinfer.distill.seeds import built_in_prompts
 from specinfer.distill.settings import DistillSettings
 from specinfer.distill.shape import parse_size, shape_of
-from specinfer.distill.storage import claim, write_json, write_whole
+from specinfer.distill.storage import check_settings, make_directory, write_json, write_whole
 from specinfer.distill.student import Student
 from specinfer.distill.trainer import Trainer, TrainSettings
 from specinfer.distill.vocabulary import choose_vocab, token_counts
@@ -35,6 +37,7 @@ from specinfer.models.catalog import resolve_model_path
 from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.sampling_params import SamplingParams
 
+logger = logging.getLogger("specinfer")
 NUM_JUDGED_PROMPTS = 12
 JUDGED_TOKENS = 64
 
@@ -78,25 +81,34 @@ class Distillation:
             else read_prompts(settings.prompts)
         )
         self._prompts: list[Prompt] = prompts
-        marker = out / "training" / "settings.json"
-        if not marker.exists() and out.exists() and (not out.is_dir() or any(out.glob("*.*"))):
-            raise ConfigError(
-                f"{out} holds something else", hint="name a new directory, or that of an earlier run"
-            )
-        claim(marker, settings.training_record(prompts))
-        claim(self.data / "settings.json", settings.data_record(prompts))
+        claims = {
+            out / "training" / "settings.json": settings.training_record(prompts),
+            self.data / "settings.json": settings.data_record(prompts),
+        }
+        if out.exists() and not (out / "training").is_dir() and (out.is_file() or any(out.iterdir())):
+            raise ConfigError(f"{out} holds something else", hint="name a new directory, or an earlier run's")
+        for path, record in claims.items():
+            check_settings(path, record)
+        for path, record in claims.items():
+            make_directory(path.parent)
+            write_json(path, record)
 
     def run(self) -> dict[str, Any]:
-        """All stages. Returns the record that judged.json holds."""
+        """All stages that are left. Returns the record that judged.json, written last, holds."""
+        judged = self.out / "judged.json"
+        if judged.exists():
+            record: dict[str, Any] = json.loads(judged.read_bytes())
+            return record
         lessons = self.write()
-        drafts = self.train(lessons)
-        return self.judge(lessons, drafts)
+        return self.judge(lessons, self.train(lessons))
 
     def write(self) -> list[Lesson]:
         """Stage 1, and the target's probabilities for it."""
         s = self.settings
         llm = LLM(s.target, device=s.device, max_num_seqs=s.max_num_seqs)
         is_chat = takes_chat(llm.tokenizer)
+        if not is_chat:
+            logger.warning("%s has no chat template: it is given conversations as plain text", s.target)
         asked = {}
         for number, prompt in enumerate(self._prompts):
             ids = prompt.token_ids(llm.tokenizer, is_chat)
@@ -105,6 +117,9 @@ class Distillation:
             except RequestError:
                 continue  # longer than the context
             asked[number] = (prompt.kind, ids)
+        if len(asked) < len(self._prompts):
+            num_left_out = len(self._prompts) - len(asked)
+            logger.warning("%d of %d prompts are left out: too long", num_left_out, len(self._prompts))
         found = Counter(part_of(ids) for _, ids in asked.values())
         for part in PARTS:
             if not found[part]:
@@ -177,7 +192,7 @@ class Distillation:
         return Draft(name, directory, student.num_parameters)
 
     def judge(self, lessons: Sequence[Lesson], drafts: Sequence[Draft]) -> dict[str, Any]:
-        """Stage 3: figures and model card. Nothing is measured again that judged.json already holds."""
+        """Stage 3: figures and model card."""
         s = self.settings
         training = parts(lessons, "train")
         held_out = [lesson for lesson in parts(lessons, "test") if lesson.temperature == 0]
@@ -218,8 +233,8 @@ class Distillation:
         if s.num_members > 1:
             costs = [forward_milliseconds(draft.directory, s.device) for draft in drafts]
             record["boosting"] = compare(ranks[:-1], ranks[-1], costs)
-        write_json(self.out / "judged.json", record)
         write_whole(self.out / "README.md", model_card(record).encode())
+        write_json(self.out / "judged.json", record)
         return record
 
     def _ranks(self, draft: Draft, lessons: Sequence[Lesson]) -> list[NDArray[np.uint8]]:

@@ -36,8 +36,8 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self._began
+        """Since the start, never 0."""
+        return max(1e-9, time.monotonic() - self._began)
 
     def show(self, done: int, text: str) -> None:
         """`done` of the total; text: what else there is to say."""

@@ -41,15 +41,10 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def claim(path: Path, settings: Mapping[str, Any]) -> None:
-    """Make the directory of the settings file `path` this run's, or find that it is.
-
-    Raises ConfigError when its settings are another run's.
-    """
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError when there is a settings file `path` and it is another run's."""
     wanted = json.loads(json.dumps(settings))
     if not path.exists():
-        make_directory(path.parent)
-        write_json(path, wanted)
         return
     try:
         found = json.loads(path.read_bytes())
