@@ -77,14 +77,18 @@ def test_a_damaged_shard_is_named(tmp_path):
 
 def test_forced_logits_are_those_that_answers_were_chosen_from(tiny_model):
     llm = LLM(str(tiny_model), dtype="float32", prefix_cache=False)
-    prompts = [[1, 2, 3], list(range(200)), [9]]
-    results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20))
+    prompts = [[1, 2, 3], list(range(200)), [9], [9, 8]]
+    results = llm.generate(prompts, [SamplingParams(temperature=0, max_tokens=n) for n in (20, 20, 1, 20)])
     texts = [
         Text(np.array([*prompt, *r.outputs[0].token_ids]), len(prompt))
         for prompt, r in zip(prompts, results, strict=True)
     ]
     for text, logits in zip(texts, forced_logits(llm, texts), strict=True):
         assert logits.argmax(dim=1).tolist() == text.tokens[text.num_prompt :].tolist()
+    # Answers to one prompt share its rows, and have the bits that each has alone.
+    family = [Text(np.array([5, 6, 7, *answer]), 3) for answer in ([8, 9, 10], [11], [8, 12])]
+    alone = [next(iter(forced_logits(llm, [text]))) for text in family]
+    assert all(map(torch.equal, forced_logits(llm, family), alone))
     llm.engine.check_integrity()
 
 

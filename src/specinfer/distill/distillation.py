@@ -198,7 +198,7 @@ class Distillation:
         held_out = [lesson for lesson in parts(lessons, "test") if lesson.temperature == 0]
         ranks = [self._ranks(draft, held_out) for draft in drafts]
         members = drafts[: s.num_members]
-        prompts = [lesson.text.tokens[: lesson.text.num_prompt].tolist() for lesson in held_out]
+        prompts = [lesson.text.prompt.tolist() for lesson in held_out]
         prompts = prompts[:NUM_JUDGED_PROMPTS]
         setups = {"draft": members[:1]}
         if s.num_members > 1:

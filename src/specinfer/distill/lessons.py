@@ -43,7 +43,7 @@ class Lesson:
     @property
     def part(self) -> Part:
         """Training, validation or test."""
-        return part_of(self.text.tokens[: self.text.num_prompt].tolist())
+        return part_of(self.text.prompt.tolist())
 
 
 def top_rows(logits: torch.Tensor) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
@@ -94,21 +94,31 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
 
     Raises Interrupted after Ctrl-C, SpecinferError where the disk is full.
     """
+    paths = {
+        start: directory / f"lessons-{start // ANSWERS_PER_SHARD:05}.safetensors"
+        for start in range(0, len(answers), ANSWERS_PER_SHARD)
+    }
+    num_stored = min(len(answers), ANSWERS_PER_SHARD * sum(path.exists() for path in paths.values()))
     lessons: list[Lesson] = []
     num_rows = 0
-    with catch_interrupt() as interrupt, Meter("scoring", len(answers), quiet=quiet) as meter:
-        for start in range(0, len(answers), ANSWERS_PER_SHARD):
-            path = directory / f"lessons-{start // ANSWERS_PER_SHARD:05}.safetensors"
+    with (
+        catch_interrupt() as interrupt,
+        Meter("scoring", len(answers), start=num_stored, quiet=quiet) as meter,
+    ):
+        for start, path in paths.items():
+            if path.exists():
+                lessons += unpack(path)
+                continue
             block: list[Lesson] = []
-            made = unpack(path) if path.exists() else score(llm, answers[start : start + ANSWERS_PER_SHARD])
-            for lesson in made:
+            for lesson in score(llm, answers[start : start + ANSWERS_PER_SHARD]):
                 block.append(lesson)
                 num_rows += lesson.text.num_rows
                 meter.show(start + len(block), f"{num_rows / meter.seconds:.0f} tokens/s")
                 if interrupt.is_set:
-                    raise Interrupted(f"interrupted: {start} answers are scored; the same command resumes")
-            if not path.exists():
-                write_whole(path, pack(block))
+                    raise Interrupted(
+                        f"interrupted: {start} of {len(answers)} answers are scored; the same command resumes"
+                    )
+            write_whole(path, pack(block))
             lessons += block
     return lessons
 

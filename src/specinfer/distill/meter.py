@@ -13,15 +13,16 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class Meter:
-    """Progress of `name` from `start` to `total`, on stderr, with the time left."""
+    """Progress of `name` from `start` to `total`, on stderr, with the time left; its last line stays."""
 
     def __init__(self, name: str, total: int, *, start: int = 0, quiet: bool = False) -> None:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._name, self._total, self._start, self._done = name, total, start, start
-        self._prints = not quiet and not console.is_terminal
+        self._name, self._total, self._start = name, total, start
+        self._quiet, self._is_live = quiet, console.is_terminal
         self._began = self._printed = time.monotonic()
+        self._line = ""
         columns = (TextColumn(name), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        hidden = quiet or not console.is_terminal
+        hidden = quiet or not self._is_live
         self._bar = Progress(*columns, console=console, transient=True, disable=hidden)
         self._task = self._bar.add_task("", total=total, completed=start)
 
@@ -33,6 +34,7 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        self._print(self._line)
 
     @property
     def seconds(self) -> float:
@@ -41,12 +43,13 @@ class Meter:
 
     def show(self, done: int, text: str) -> None:
         """`done` of the total; text: what else there is to say."""
-        self._done = done
         self._bar.update(self._task, completed=done, description=text)
-        now = time.monotonic()
-        if self._prints and (now - self._printed >= SECONDS_BETWEEN_LINES or done == self._total):
-            self._printed = now
+        self._line = f"{self._name} {done}/{self._total}, {text}"
+        if not self._is_live and time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = time.monotonic()
             left = self.seconds * (self._total - done) / max(1, done - self._start)
-            print(
-                f"{self._name} {done}/{self._total}, {text}, {left:.0f} s left", file=sys.stderr, flush=True
-            )
+            self._print(f"{self._line}, {left:.0f} s left")
+
+    def _print(self, line: str) -> None:
+        if line and not self._quiet:
+            print(line, file=sys.stderr, flush=True)

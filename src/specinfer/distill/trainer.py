@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.distill.batches import MicroBatch, micro_batch, micro_batches, steps, text_lengths
+from specinfer.distill.hits import WIDTHS
 from specinfer.distill.lessons import Lesson
 from specinfer.distill.loss import top_k_loss
 from specinfer.distill.meter import Meter
@@ -31,7 +32,6 @@ MAX_VALIDATION_ROWS = 20_000
 WEIGHT_DECAY = 0.01
 MAX_GRADIENT_NORM = 1.0
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
-WIDTHS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
