@@ -60,7 +60,7 @@ class Student:
     @staticmethod
     def from_directory(path: Path, target: Checkpoint) -> Student:
         """Go on from a draft's checkpoint. Raises ConfigError or ModelError for what is none."""
-        from transformers import LlamaForCausalLM
+        from transformers import LlamaConfig, LlamaForCausalLM
 
         checkpoint = open_checkpoint(path)
         vocab, size = checkpoint.draft_vocab, target.config.vocab_size
@@ -76,7 +76,11 @@ class Student:
                 f"{path} is no draft for this target: its vocabulary is another",
                 hint="start from a draft made for it, or from none",
             )
-        model = LlamaForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(str(path), local_files_only=True))
+        state = {name: checkpoint.weights.get(name).float() for name in checkpoint.weights.names()}
+        if checkpoint.config.tie_embeddings:
+            state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        model.load_state_dict(state)
         return Student(model, vocab, size)
 
     @property
