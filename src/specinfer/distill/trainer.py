@@ -26,8 +26,8 @@ from specinfer.errors import ConfigError
 from specinfer.interrupt import Interrupted, catch_interrupt
 
 NUM_EVALUATIONS = 20
-PATIENCE = 5
-"""Evaluations without a better one, after which training ends."""
+PATIENCE = 8
+"""Evaluations without a better one, after which training ends: short of that, a falling rate may still help."""
 MAX_VALIDATION_ROWS = 20_000
 WEIGHT_DECAY = 0.01
 MAX_GRADIENT_NORM = 1.0
@@ -74,7 +74,7 @@ class Trainer:
         lengths = text_lengths(training)
         self._lengths = lengths
         self._steps = steps(lengths, settings.batch_tokens, settings.num_epochs, settings.seed)
-        self._every = max(1, len(self._steps) // NUM_EVALUATIONS)
+        self._every = -(-len(self._steps) // NUM_EVALUATIONS)
         self._validation = [batch.to(device) for batch in self._validation_batches(validation)]
         self.step = 0
         self.history: list[dict[str, float]] = []
