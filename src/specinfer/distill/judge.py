@@ -36,8 +36,7 @@ class Pace:
 
     acceptance_length: tokens per step, the bonus token included. tokens_per_second: median over prompts,
     after the first token; speedup: median of the per-prompt ratios to plain decoding; both None where
-    nothing was timed.
-    num_identical: prompts with plain decoding's tokens.
+    nothing was timed. num_identical: prompts with plain decoding's tokens.
     """
 
     way: str
@@ -77,19 +76,15 @@ def judge_drafts(
     if len(drafts) > 1:
         found["together"] = coverage(union(ranks))
     timed = ids[:num_timed]
+    measured: list[Pace] = []
+    if timed:
+        measured = paces(target, drafts, timed, max_tokens=max_tokens, device=device, quiet=quiet)
     return {
         "target": target,
         "num_prompts": len(ids),
         "num_tokens": sum(map(len, answers)),
         "coverage": found,
-        "paces": [
-            asdict(pace)
-            for pace in (
-                paces(target, drafts, timed, max_tokens=max_tokens, device=device, quiet=quiet)
-                if timed
-                else ()
-            )
-        ],
+        "paces": [asdict(one) for one in measured],
     }
 
 
@@ -112,10 +107,9 @@ def paces(
     plain = LLM(target, **limits)
     drafted = LLM(target, drafts=drafts, tree=widest, **limits)
     ways = [(plain, PLAIN), *((drafted, tree) for tree in (*CHAINS, *TREES))]
+    warm_up = SamplingParams(temperature=0, max_tokens=min(WARM_UP_TOKENS, max_tokens))
     for llm, way in ways:
-        answer(
-            llm, way, prompts[0], SamplingParams(temperature=0, max_tokens=min(WARM_UP_TOKENS, max_tokens))
-        )
+        answer(llm, way, prompts[0], warm_up)
     samples: dict[tuple[float, str], list[CompletionOutput]] = {}
     with (
         catch_interrupt() as interrupt,
