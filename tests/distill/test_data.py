@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer import LLM, ConfigError, SamplingParams
+from specinfer import LLM, ConfigError, SamplingParams, SpecinferError
 from specinfer.distill.answers import Answer, AnswerFile, open_for_append
 from specinfer.distill.forcing import Text, forced_logits
 from specinfer.distill.lessons import TOP_K, Lesson, pack, top_rows, unpack
 from specinfer.distill.vocabulary import choose_vocab, draft_ids, token_counts
+
+
+class HalfFull(io.RawIOBase):
+    """A disk with room for half a line."""
+
+    def write(self, line):
+        return len(line) // 2
 
 
 def test_a_torn_last_line_is_dropped_and_written_again(tmp_path):
@@ -26,6 +35,8 @@ def test_a_torn_last_line_is_dropped_and_written_again(tmp_path):
         with open_for_append(file.path) as sink:
             file.append(answers[2], sink)
         assert file.path.read_bytes() == content
+    with pytest.raises(SpecinferError, match="No space left"):
+        file.append(answers[2], HalfFull())
     file.path.write_bytes(content + b"{}\n")
     with pytest.raises(ConfigError, match=r"answers.jsonl:4 is not an answer"):
         file.read()

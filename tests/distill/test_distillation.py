@@ -212,6 +212,7 @@ def test_a_target_without_chat_template_and_a_whole_vocabulary(distil, write_mod
         ({"size": "0.1m"}, "fits no head of 280"),
         ({"size": "big"}, "millions"),
         ({"num_epochs": 0}, "num_epochs"),
+        ({"max_tokens": 2000}, "at most 1024"),
         ({"learning_rate": 2.0}, "learning_rate"),
         ({"num_members": 2, "init": "x"}, "--init or --members"),
         ({"max_tokens": 600}, "none of them is for train"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -84,10 +86,14 @@ class AnswerFile:
         return answers
 
     def append(self, answer: Answer, file: IO[bytes]) -> None:
-        """Write one line; it is with the operating system when this returns. Raises SpecinferError."""
+        """Write one line to `file`, which is unbuffered: the operating system has it when this returns.
+
+        Raises SpecinferError.
+        """
+        line = json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n"
         try:
-            file.write(json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n")
-            file.flush()
+            if file.write(line) < len(line):  # what fits on a disk that fills up
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise cannot_write(self.path, error) from None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from specinfer.config import check_positive
 from specinfer.distill.answers import TEMPERATURES
+from specinfer.distill.batches import MAX_CONTEXT
 from specinfer.distill.prompts import Prompt, digest
 from specinfer.distill.shape import parse_size
 from specinfer.errors import ConfigError
@@ -44,6 +45,11 @@ class DistillSettings:
         for field in fields(self):
             if field.type == "int" and field.name != "seed":
                 check_positive(field.name, getattr(self, field.name))
+        if self.max_tokens > MAX_CONTEXT:
+            raise ConfigError(
+                f"max_tokens is {self.max_tokens}; of a text at most {MAX_CONTEXT} tokens are learnt from",
+                hint=f"lower it to {MAX_CONTEXT} or less",
+            )
         parse_size(self.size)
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, got {self.seed}")

@@ -17,9 +17,8 @@ SLACK = 1.05
 class Shape:
     """A Llama with tied embeddings: heads of 64, two of which share K/V, a feed-forward three times as wide.
 
-    hidden_size and num_layers follow from the size: as wide as three layers allow, then as deep as the
-    rest allows. A draft runs its layers one after the other once per depth of every tree, and a CPU reads two
-    narrow layers slower than a wide one.
+    The size decides: as wide as three layers allow, then as deep as the rest allows. A draft runs its layers
+    one after the other at every depth of a tree, so few and wide ones are preferred.
     """
 
     vocab_size: int

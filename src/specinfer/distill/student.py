@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ class Student:
         if self.vocab is not None:
             d2t = {"d2t": torch.from_numpy(self.vocab).to(torch.int32)}
             write_whole(directory / DRAFT_VOCAB_FILE, safetensors.torch.save(d2t))
-        write_whole(directory / "config.json", (self.model.config.to_json_string() + os.linesep).encode())
+        write_whole(directory / "config.json", self.model.config.to_json_string().encode())
 
 
 def principal_components(rows: torch.Tensor, size: int) -> torch.Tensor:

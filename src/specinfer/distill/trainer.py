@@ -27,7 +27,7 @@ from specinfer.interrupt import Interrupted, catch_interrupt
 
 NUM_EVALUATIONS = 20
 PATIENCE = 8
-"""Evaluations without a better one, after which training ends: short of that, a falling rate may still help."""
+"""Evaluations without a better one, after which training ends. Fewer, and a falling rate could still help."""
 MAX_VALIDATION_ROWS = 20_000
 WEIGHT_DECAY = 0.01
 MAX_GRADIENT_NORM = 1.0
