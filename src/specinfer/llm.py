@@ -93,6 +93,7 @@ class LLM:
                 prompt=prompt if isinstance(prompt, str) else None,
                 prompt_token_ids=tuple(group[0].tokens[: group[0].num_prompt_tokens]),
                 outputs=[request.completion() for request in group],
+                prompt_logprobs=group[0].prompt_scores(),
             )
             for prompt, group in zip(many, groups, strict=True)
         ]
@@ -201,6 +202,7 @@ def stream_chunk(request: Request, num_chars: int, num_tokens: int) -> StreamChu
     return StreamChunk(
         text=request.detokenizer.text[num_chars:end],
         token_ids=tuple(request.output_token_ids[num_tokens:]),
+        logprobs=None if request.params.logprobs is None else tuple(request.logprobs[num_tokens:]),
         pieces=pieces(request, num_chars, end),
         output=request.completion() if finished else None,
     )

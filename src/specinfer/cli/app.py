@@ -13,6 +13,7 @@ import typer
 from specinfer.cli.chat import chat
 from specinfer.cli.console import log_to_stderr, note, print_error
 from specinfer.cli.demo import demo
+from specinfer.cli.distill import distill, judge
 from specinfer.cli.generate import generate
 from specinfer.cli.tree import tree
 from specinfer.errors import ConfigError, RequestError, SpecinferError
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (demo, generate, chat, tree):
+for command in (demo, generate, chat, tree, distill, judge):
     app.command()(command)
 
 
