@@ -88,7 +88,7 @@ def make_runner() -> MakeRunner:
 
 @pytest.fixture(scope="session")
 def assert_equal_logits() -> Callable[[Runner, PreTrainedModel], None]:
-    """assert_equal_logits(ours, theirs): a prompt, decoding after it, and every node of a tree as its path."""
+    """assert_equal_logits(ours, theirs): a prompt, decoding after it, and each node of a tree as its path."""
 
     def check(ours: Runner, theirs: PreTrainedModel) -> None:
         rng = np.random.default_rng(0)

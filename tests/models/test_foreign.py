@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers.models.gemma.modeling_gemma import GemmaMLP
 
+from specinfer.attention import Span
+from specinfer.errors import ModelError
 from specinfer.models.loader import open_checkpoint
+from specinfer.runtime import Batch, WorkItem
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -29,8 +36,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "alibi": ("bloom", {"n_head": 4, "n_layer": 2}, "registry"),
+    "state space": ("mamba", {}, "registry"),
+    "chunks": ("llama4_text", {}, "chunked_attention"),
+    "latent": ("deepseek_v2", {"kv_lora_rank": 16, "v_head_dim": 8, "first_k_dense_replace": 2}, "keys"),
     "softcapping": ("gemma2", {"layer_types": ["full_attention"] * 2}, "'softcap'"),
-    "sinks": ("gpt_oss", {"layer_types": ["full_attention"] * 2, "num_local_experts": 2}, "'s_aux'"),
+    "sinks": ("gpt_oss", {"layer_types": ["full_attention"] * 2, "num_local_experts": 4}, "'s_aux'"),
+    "own mask": ("doge", {}, "mask of its own"),
+    "attends twice": ("diffllama", {}, r"\[0, 0, 1, 1\]"),
+    "both ways": ("bert", {"num_key_value_heads": 4}, "attention has|differ from its own|position ids"),
 }
 
 
@@ -46,3 +60,57 @@ def test_logits_equal_transformers(
     path, theirs = write_family(tmp_path, model_type, **changes)
     assert open_checkpoint(path).is_foreign
     assert_equal_logits(make_runner(path), theirs)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_covered_is_refused(case: str, tmp_path: Path, write_family, make_runner) -> None:  # noqa: ANN001
+    model_type, changes, reason = REFUSED[case]
+    path, _ = write_family(tmp_path, model_type, **changes)
+    with pytest.raises(ModelError, match=f"{model_type}.*{reason}") as caught:
+        make_runner(path)
+    assert caught.value.hint
+
+
+def test_a_model_of_no_known_type(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "klingon"}')
+    with pytest.raises(ModelError, match="'klingon' is not supported: transformers cannot read it"):
+        open_checkpoint(tmp_path)
+
+
+def test_longrope_keeps_to_the_original_context(tmp_path: Path, write_family) -> None:  # noqa: ANN001
+    """Beyond it, its frequencies would depend on what else is in the batch."""
+    path, _ = write_family(tmp_path, "phi3", **CASES["phi3-longrope"][1])
+    assert open_checkpoint(path).config.max_position == 256
+
+
+def test_a_layer_that_mixes_tokens_by_other_means(
+    tmp_path: Path,
+    write_family,  # noqa: ANN001
+    make_runner,  # noqa: ANN001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing in its config or its calls shows it: the check at load does."""
+    path, _ = write_family(tmp_path, "gemma")
+    forward = GemmaMLP.forward
+    monkeypatch.setattr(GemmaMLP, "forward", lambda self, x: forward(self, x + 0.1 * x.roll(1, 1)))
+    with pytest.raises(ModelError, match="differ from its own"):
+        make_runner(path)
+
+
+def test_missing_weights(tmp_path: Path, write_family, make_runner) -> None:  # noqa: ANN001
+    path, model = write_family(tmp_path, "phi3")
+    state = {name: t.contiguous() for name, t in model.state_dict().items() if "layers.1.mlp" not in name}
+    save_file(state, path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lack model\.layers\.1\.mlp"):
+        make_runner(path)
+
+
+def test_it_runs_whole_forwards_only(tmp_path: Path, write_family, make_runner) -> None:  # noqa: ANN001
+    runner = make_runner(write_family(tmp_path, "gemma")[0])
+    span = Span(np.arange(0), np.arange(3), np.arange(-1, 2))
+    batch = Batch.of([WorkItem(span, np.arange(3), np.arange(0))])
+    assert runner.run(batch)[0].shape == (0, 300)
+    with pytest.raises(ModelError, match="hidden rows"):
+        runner.run(batch, capture_layers=[0])
+    with pytest.raises(ModelError, match="ranges"):
+        runner.run_layers(batch, torch.zeros(3, 32), range(1))

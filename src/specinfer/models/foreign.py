@@ -181,7 +181,10 @@ class ForeignModel:
         backend.plan([span])
         attention, self._attention = self._attention, backend
         rows = torch.arange(8, device=device)
-        ours = self.forward(token_ids, torch.from_numpy(span.depths()).to(device), rows)
+        try:
+            ours = self.forward(token_ids, torch.from_numpy(span.depths()).to(device), rows)
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            raise self.refusal(f"its own code fails ({first_line(error)})") from error
         self._attention = attention
         if self._attended != list(range(c.num_layers)):
             raise self.refusal(f"of {c.num_layers} layers, those that attend are {self._attended}")
