@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "sinks": ("gpt_oss", {"layer_types": ["full_attention"] * 2, "num_local_experts": 4}, "'s_aux'"),
     "own mask": ("doge", {}, "mask of its own"),
     "attends twice": ("diffllama", {}, r"\[0, 0, 1, 1\]"),
-    "both ways": ("bert", {"num_key_value_heads": 4}, "attention has|differ from its own|position ids"),
+    "both ways": ("bert", {"num_key_value_heads": 4}, "differ from its own"),
 }
 
 

@@ -114,11 +114,16 @@ def test_weights_equal_the_originals(tmp_path: Path, quant: QUANTS, tolerance: f
     assert file.config()["mlp_bias"] is biases
 
 
-@pytest.mark.parametrize(
-    "quant", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "IQ2_XXS", "TQ1_0"]
-)
-def test_every_block_is_the_library_s(tmp_path: Path, quant: str) -> None:
-    kind = QUANTS[quant]
+def is_dequantised(kind: QUANTS) -> bool:
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return kind not in (QUANTS.F32, QUANTS.F16)
+
+
+@pytest.mark.parametrize("kind", filter(is_dequantised, QUANTS), ids=lambda kind: kind.name)
+def test_every_block_is_the_library_s(tmp_path: Path, kind: QUANTS) -> None:
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_rows, blocks = 36, 3
     raw = np.random.default_rng(0).integers(0, 60, (num_rows, blocks * block_bytes), dtype=np.uint8)

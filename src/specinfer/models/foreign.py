@@ -33,7 +33,7 @@ PASSED_ON = {
     "is_causal",
 }
 """Arguments that reach attention on their way to somewhere else."""
-CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 """Of the largest logit."""
 
 
@@ -191,9 +191,11 @@ class ForeignModel:
         self._model.set_attn_implementation("eager")
         for path in span.leaf_paths():
             sequence = self._model(input_ids=token_ids[path][None], use_cache=False).logits[0]
-            error = (ours[path] - sequence).abs().max() / sequence.abs().max()
-            if not error <= CHECK_TOLERANCE[dtype]:
-                raise self.refusal(f"its logits in a tree differ from its own by {error:.1g} of the largest")
+            distance = float((ours[path] - sequence).abs().max() / sequence.abs().max())
+            if not distance <= CHECK_TOLERANCE[dtype]:
+                raise self.refusal(
+                    f"its logits in a tree differ from its own by {distance:.1g} of the largest"
+                )
         self._model.set_attn_implementation(NAME)
 
 

@@ -25,6 +25,9 @@ def read_config(raw: RawConfig) -> ModelConfig:
     num_layers = raw.read("num_hidden_layers", int)
     head_dim = raw.read("head_dim", int, hidden_size // max(1, num_heads))
     max_position = raw.read("max_position_embeddings", int, 2048)
+    rope = read_rope(raw, head_dim, max_position)
+    if rope.kind == "yarn":  # switched on in the config alone, it reaches beyond max_position_embeddings
+        max_position = max(max_position, int(rope.factor * rope.original_max_position))
     return ModelConfig(
         model_type=raw.read("model_type", str),
         vocab_size=raw.read("vocab_size", int),
@@ -38,7 +41,7 @@ def read_config(raw: RawConfig) -> ModelConfig:
         max_position=max_position,
         tie_embeddings=raw.read("tie_word_embeddings", bool, False),
         windows=(None,) * num_layers,
-        rope=read_rope(raw, head_dim, max_position),
+        rope=rope,
         embedding_size=hidden_size,
     )
 

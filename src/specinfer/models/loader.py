@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import ModelError
-from specinfer.models import foreign
 from specinfer.models.builder import Builder
 from specinfer.models.config import ModelConfig
 from specinfer.models.decoder import Decoder
@@ -75,7 +74,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         check_layers(native, config, gguf, path.name)
         return Checkpoint(path, config, gguf)
     raw = read_raw_config(path / "config.json")
-    if "quantization_config" in raw.values:
+    if raw.values.get("quantization_config") is not None:
         raise ModelError(
             f"{raw.source}: quantised safetensors are not supported",
             hint="use a GGUF file or an unquantised one",
@@ -83,6 +82,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     family = FAMILIES.get(raw.read("model_type", str))
     draft_vocab = read_draft_vocab(path)
     if family is None:
+        from specinfer.models import foreign  # takes seconds
+
         config = foreign.read_config(raw, path).check(raw.source)
         if draft_vocab is not None:
             raise ModelError(f"{path}: a draft on a subset of the vocabulary must be of a native family")

@@ -11,11 +11,9 @@ from specinfer.attention import AttentionBackend, TorchAttention
 from specinfer.cache import KVPool
 from specinfer.models.config import ModelConfig
 from specinfer.models.decoder import Decoder
-from specinfer.models.foreign import ForeignModel
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, build_model
 from specinfer.runtime.batch import Batch
-from specinfer.runtime.foreign import ForeignRunner
 
 
 class Runner(Protocol):
@@ -101,6 +99,9 @@ def make_torch_runner(
         windows=c.windows,
     )
     if checkpoint.is_foreign:
+        from specinfer.models.foreign import ForeignModel  # takes seconds
+        from specinfer.runtime.foreign import ForeignRunner
+
         foreign = ForeignModel(checkpoint.path, c, attention, factory.dtype, factory.device)
         factory.num_bytes += foreign.num_bytes
         return ForeignRunner(foreign, pool, attention, factory.device)
