@@ -122,7 +122,9 @@ def is_dequantised(kind: QUANTS) -> bool:
     return kind not in (QUANTS.F32, QUANTS.F16)
 
 
-@pytest.mark.parametrize("kind", filter(is_dequantised, QUANTS), ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in QUANTS if is_dequantised(kind)], ids=lambda kind: kind.name
+)
 def test_every_block_is_the_library_s(tmp_path: Path, kind: QUANTS) -> None:
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_rows, blocks = 36, 3

@@ -9,6 +9,7 @@ token to token by other means shows there, and is refused.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,7 @@ from specinfer.models.raw import RawConfig
 NAME = "specinfer"
 FULL, SLIDING = "full_attention", "sliding_attention"
 USE_A_FAMILY = "use a model whose attention is plain, or one of the families in docs/models.md"
-PASSED_ON = {
-    "position_ids",
-    "position_embeddings",
-    "hidden_states",
-    "logits_to_keep",
-    "use_cache",
-    "is_causal",
-}
+PASSED_ON = {"position_ids", "position_embeddings", "hidden_states", "use_cache"}
 """Arguments that reach attention on their way to somewhere else."""
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 """Of the largest logit."""
@@ -56,11 +50,8 @@ def read_config(raw: RawConfig, directory: Path) -> ModelConfig:
         raise refusal(raw.source, model_type, "it does not take position ids")
     num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
     window = getattr(config, "sliding_window", None)
-    types = (
-        getattr(config, "layer_types", None)
-        or ["sliding_attention" if window else "full_attention"] * num_layers
-    )
-    if other := sorted(set(types) - {"full_attention", "sliding_attention"}):
+    types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * num_layers
+    if other := sorted(set(types) - {FULL, SLIDING}):
         raise refusal(raw.source, model_type, f"it has layers of type {', '.join(other)}")
     return ModelConfig(
         model_type=model_type,
@@ -113,7 +104,6 @@ class ForeignModel:
         for module in self._model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.specinfer_model = self
-        self._attended: list[int] = []
         self._check(dtype, device)
 
     @property
@@ -141,7 +131,6 @@ class ForeignModel:
             raise self.refusal(f"its queries, keys and values are {shapes}, heads by width")
         if window != c.windows[layer]:
             raise self.refusal(f"layer {layer} has window {window}, its config says {c.windows[layer]}")
-        self._attended.append(layer)
         own_scale = c.head_dim**-0.5
         return self._attention.run(q if scale == own_scale else q * (scale / own_scale), k, v, layer)
 
@@ -175,19 +164,19 @@ class ForeignModel:
         keys, values = (
             [torch.zeros(shape, dtype=dtype, device=device) for _ in range(c.num_layers)] for _ in "kv"
         )
-        backend = TorchAttention(
+        recorder = Recorder(
             keys, values, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=8, windows=c.windows
         )
-        backend.plan([span])
-        attention, self._attention = self._attention, backend
+        recorder.plan([span])
+        attention, self._attention = self._attention, recorder
         rows = torch.arange(8, device=device)
         try:
             ours = self.forward(token_ids, torch.from_numpy(span.depths()).to(device), rows)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise self.refusal(f"its own code fails ({first_line(error)})") from error
         self._attention = attention
-        if self._attended != list(range(c.num_layers)):
-            raise self.refusal(f"of {c.num_layers} layers, those that attend are {self._attended}")
+        if recorder.layers != list(range(c.num_layers)):
+            raise self.refusal(f"of {c.num_layers} layers, those that attend are {recorder.layers}")
         self._model.set_attn_implementation("eager")
         for path in span.leaf_paths():
             sequence = self._model(input_ids=token_ids[path][None], use_cache=False).logits[0]
@@ -199,6 +188,20 @@ class ForeignModel:
         self._model.set_attn_implementation(NAME)
 
 
+class Recorder(TorchAttention):
+    """Keeps which layers attend, in their order."""
+
+    layers: list[int]
+
+    def plan(self, spans: Sequence[Span]) -> None:
+        super().plan(spans)
+        self.layers = []
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+        self.layers.append(layer)
+        return super().run(q, k, v, layer)
+
+
 def attend(
     module: Any,
     query: torch.Tensor,
@@ -208,12 +211,13 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """What a layer of transformers calls. query: [1, num_heads, n, head_dim], key and value with their own
     number of heads -> [1, n, num_heads, head_dim]."""
     model: ForeignModel = module.specinfer_model
-    if attention_mask is not None:
+    if attention_mask is not None or is_causal is False:
         raise model.refusal("it builds a mask of its own")
     for name, argument in others.items():
         if argument is not None and argument is not False and name not in PASSED_ON:
