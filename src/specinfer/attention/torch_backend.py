@@ -177,8 +177,8 @@ class TorchAttention:
             at = np.arange(len(queries))[:, None, None] * group_size + np.arange(group_size)[None, None]
             place = first_row + (i * self._num_kv_heads + heads)[None, :, None] * m + at
             out_rows[queries] = place.reshape(len(queries), -1)
-        at, last = np.arange(length)[None, None], seen[:, :, None]
-        is_seen = at <= last if window is None else (at <= last) & (at > last - window)
+        key, query = np.arange(length)[None, None], seen[:, :, None]
+        is_seen = key <= query if window is None else (key <= query) & (key > query - window)
         bias = np.where(is_seen, np.float32(0), np.float32(-np.inf))
         if num_paths * self._num_kv_heads == 1:  # a batch of one item takes another kernel
             query_rows, key_rows = np.repeat(query_rows, 2, 1), np.repeat(key_rows, 2, 1)

@@ -71,7 +71,7 @@ class Decoder:
         return None if self.rotary is None else self.rotary.at(positions)
 
 
-def chain(*parts: Rows | None) -> Rows:
+def compose(*parts: Rows | None) -> Rows:
     """One after the other, without those that are None."""
     present = [part for part in parts if part is not None]
 

@@ -6,7 +6,7 @@ import torch
 
 from specinfer.models.builder import Builder
 from specinfer.models.config import ModelConfig
-from specinfer.models.decoder import Decoder, PreNormLayer, chain
+from specinfer.models.decoder import Decoder, PreNormLayer, compose
 from specinfer.models.family import Family
 from specinfer.models.feed_forward import FeedForward, gelu_tanh
 from specinfer.models.linear import Linear
@@ -55,7 +55,7 @@ def build(b: Builder) -> Decoder:
         c,
         embed,
         [build_layer(b, i) for i in range(c.num_layers)],
-        chain(b.layer_norm("transformer.ln_f"), b.head("transformer.wte")),
+        compose(b.layer_norm("transformer.ln_f"), b.head("transformer.wte")),
     )
 
 

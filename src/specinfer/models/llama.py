@@ -6,7 +6,7 @@ import torch
 
 from specinfer.models.builder import Builder
 from specinfer.models.config import ModelConfig
-from specinfer.models.decoder import Decoder, PreNormLayer, chain
+from specinfer.models.decoder import Decoder, PreNormLayer, compose
 from specinfer.models.family import Family
 from specinfer.models.feed_forward import GatedFeedForward
 from specinfer.models.raw import RawConfig
@@ -58,7 +58,7 @@ def build(b: Builder, head_norms: tuple[str, str] | None = None) -> Decoder:
         b.config,
         embed,
         [build_layer(b, i, rotary, head_norms) for i in range(b.config.num_layers)],
-        chain(b.rms_norm("model.norm"), b.head("model.embed_tokens")),
+        compose(b.rms_norm("model.norm"), b.head("model.embed_tokens")),
         rotary,
     )
 

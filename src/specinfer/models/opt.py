@@ -7,7 +7,7 @@ import torch
 
 from specinfer.models.builder import Builder
 from specinfer.models.config import ModelConfig
-from specinfer.models.decoder import Decoder, PostNormLayer, PreNormLayer, chain
+from specinfer.models.decoder import Decoder, PostNormLayer, PreNormLayer, compose
 from specinfer.models.family import Family
 from specinfer.models.feed_forward import FeedForward
 from specinfer.models.raw import RawConfig
@@ -49,7 +49,7 @@ def build(b: Builder) -> Decoder:
     if c.embedding_size != c.hidden_size:
         project_in = b.linear(c.embedding_size, {"model.decoder.project_in": c.hidden_size})
         project_out = b.linear(c.hidden_size, {"model.decoder.project_out": c.embedding_size})
-    widen = chain(project_in)
+    widen = compose(project_in)
 
     def embed(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return widen(tokens.index_select(0, token_ids)) + places.index_select(0, positions + POSITION_OFFSET)
@@ -58,7 +58,7 @@ def build(b: Builder) -> Decoder:
         c,
         embed,
         [build_layer(b, i) for i in range(c.num_layers)],
-        chain(
+        compose(
             b.layer_norm("model.decoder.final_layer_norm") if c.norm_first else None,
             project_out,
             b.head("model.decoder.embed_tokens"),
