@@ -48,7 +48,7 @@ def linear_types(checkpoint: Checkpoint, keep: Keep, dtype: torch.dtype) -> list
 
 def common_block_type(file: GGUFFile, names: Sequence[str]) -> str | None:
     """The block type in which all of these weights are stored, None if they differ or it is another type."""
-    types = {file.stored_type(f"{name}.weight").lower() for name in names}
+    types = {file.stored(f"{name}.weight")[0].lower() for name in names}
     common = types.pop()
     return common if not types and common in BLOCK_TYPES else None
 

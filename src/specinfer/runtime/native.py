@@ -116,7 +116,7 @@ class NativeModel:
             self._native: Any = module.Model(
                 hidden=c.hidden_size, layers=c.num_layers, heads=c.num_heads, kv_heads=c.num_kv_heads,
                 head_dim=c.head_dim, intermediate=c.intermediate_size, vocab=c.vocab_size,
-                eps=c.rms_norm_eps, tied=c.tie_embeddings, types=types, level=level, threads=threads,
+                eps=c.norm_eps, tied=c.tie_embeddings, types=types, level=level, threads=threads,
             )  # fmt: skip
             self._load(checkpoint, types)
         except ValueError as error:
@@ -124,6 +124,7 @@ class NativeModel:
                 f"{checkpoint.path}: weights do not fit the config ({error})",
                 hint="check that config and weights belong to the same model",
             ) from None
+        assert c.rope is not None
         cos, sin = Rotary(c.rope, c.head_dim, max_position, torch.float32).at(torch.arange(max_position))
         self._kept = (pool, cos.contiguous(), sin.contiguous())
         self._native.set_rotary(self._kept[1].data_ptr(), self._kept[2].data_ptr(), max_position)
@@ -193,7 +194,7 @@ class NativeModel:
             weight = f"{source}.weight"
             if kind in BLOCK_TYPES:
                 assert isinstance(weights, GGUFFile)
-                w, shape = weights.blocks(weight), weights.shape(weight)
+                w, shape = weights.blocks(weight), weights.stored(weight)[1]
             else:
                 w = weights.get(weight).contiguous()
                 kind, shape = type_name(w.dtype), tuple(w.shape)
