@@ -15,7 +15,7 @@ PACKAGE = Path(specinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
 LEVELS = {
-    "config": 0, "sampling_params": 0, "outputs": 0, "errors": 0, "metrics": 0, "interrupt": 0,
+    "config": 0, "sampling_params": 0, "structured_outputs": 0, "outputs": 0, "errors": 0, "metrics": 0, "interrupt": 0,
     "tree": 1, "sampling": 1,
     "attention": 2, "cache": 2, "verify": 2,
     "models": 3,
@@ -29,7 +29,8 @@ MAY_IMPORT_ITS_LEVEL = {
     "distill": {"llm"},
     "__main__": {"cli"},
     "config": {"errors"},
-    "sampling_params": {"errors"},
+    "sampling_params": {"errors", "structured_outputs"},
+    "structured_outputs": {"errors"},
 }
 
 
@@ -80,7 +81,7 @@ def test_public_names() -> None:
     expected = {
         "LLM", "Chain", "CompletionOutput", "ConfigError", "DownloadError", "EngineConfig", "Expansion",
         "GenerationStats", "ModelError", "RequestError", "RequestOutput", "SamplingParams", "SpecinferError",
-        "StreamChunk", "TokenTree", "merge",
+        "StreamChunk", "StructuredOutputsParams", "TokenTree", "merge",
     }  # fmt: skip
     assert set(specinfer.__all__) == expected
     assert all(getattr(specinfer, name).__doc__ for name in expected)

@@ -8,6 +8,7 @@ from specinfer.config import EngineConfig
 from specinfer.errors import ConfigError, DownloadError, ModelError, RequestError, SpecinferError
 from specinfer.outputs import CompletionOutput, GenerationStats, RequestOutput, StreamChunk
 from specinfer.sampling_params import SamplingParams
+from specinfer.structured_outputs import StructuredOutputsParams
 from specinfer.tree import Chain, Expansion, TokenTree, merge
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "SamplingParams",
     "SpecinferError",
     "StreamChunk",
+    "StructuredOutputsParams",
     "TokenTree",
     "merge",
 ]

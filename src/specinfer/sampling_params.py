@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specinfer.errors import RequestError
+from specinfer.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_TOKEN_ID = 2**31 - 1
@@ -29,6 +30,9 @@ class SamplingParams:
     logit_bias: token id -> what is added to its logit, in [-100, 100], or -inf, which bans it. Kept as pairs.
     allowed_token_ids: the only tokens there are; None is all of them.
     bad_words: texts whose usual tokens, with and without a space before them, are never generated in a row.
+    structured_outputs: the form of the output (StructuredOutputsParams, or a mapping of its fields). It ends
+        where its form may end, and nothing else breaks it: max_tokens and stop strings can cut it off, and
+        where the parameters above and min_tokens ban every token that it allows, they are not heard.
     seed: names the noise; None draws a fresh one, which the result reports.
     max_tokens, min_tokens: limits on the generated tokens; end tokens are banned below min_tokens, and stop
         strings end nothing.
@@ -56,6 +60,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     allowed_token_ids: Sequence[int] | None = None
     bad_words: str | Sequence[str] = ()
+    structured_outputs: StructuredOutputsParams | Mapping[str, object] | None = None
     seed: int | None = None
     max_tokens: int = 128
     min_tokens: int = 0
@@ -88,7 +93,7 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        canonical = {
+        canonical: dict[str, object] = {
             "stop": as_strings("stop", self.stop),
             "bad_words": as_strings("bad_words", self.bad_words),
             "stop_token_ids": as_token_ids("stop_token_ids", self.stop_token_ids),
@@ -98,6 +103,10 @@ class SamplingParams:
             canonical["allowed_token_ids"] = as_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not canonical["allowed_token_ids"]:
                 raise RequestError("allowed_token_ids is empty", hint="leave it out to allow every token")
+        if self.structured_outputs is not None:
+            canonical["structured_outputs"] = StructuredOutputsParams.of(self.structured_outputs)
+            if self.ignore_eos:
+                raise RequestError("structured_outputs end at an end token", hint="leave ignore_eos out")
         for name, value in canonical.items():
             object.__setattr__(self, name, value)
 
@@ -105,6 +114,13 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` in its one canonical form."""
         return tuple(self.stop)
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """`structured_outputs` in its one canonical form."""
+        return (
+            None if self.structured_outputs is None else StructuredOutputsParams.of(self.structured_outputs)
+        )
 
     @property
     def biases(self) -> dict[int, float]:

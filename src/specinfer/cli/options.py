@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Option
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 NO_DRAFT = "none"
+FORMS = {"json_schema": "json", "regex": "regex"}
+"""Options that give a field of `structured_outputs`."""
 
 
 def _option(*names: str, help: str, panel: str, **settings: Any) -> Any:
@@ -174,6 +177,18 @@ class SamplingOptions:
         list[str] | None,
         _option("--bad-words", help="Never write this; may be repeated.", panel="Sampling", metavar="TEXT"),
     ] = None
+    json_schema: Annotated[
+        Path | None,
+        _option(
+            "--json-schema", help="Write JSON of this schema, on one line.", panel="Sampling", metavar="FILE"
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        _option(
+            "--regex", help="Write what this matches, from start to end.", panel="Sampling", metavar="TEXT"
+        ),
+    ] = None
     seed: Annotated[
         int | None, _option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
     ] = None
@@ -223,7 +238,22 @@ class SamplingOptions:
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = parse_biases(self.logit_bias)
+        form = {name: given.pop(field) for field, name in FORMS.items() if field in given}
+        if form:
+            if "json" in form:
+                form = {**form, "json": read_text(form["json"]), "disable_any_whitespace": True}
+            given["structured_outputs"] = form
         return SamplingParams(**{"max_tokens": max_tokens, **given, **others})
+
+
+def read_text(path: Path) -> str:
+    """Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {path}: {error}", hint="name a file that holds a JSON schema"
+        ) from None
 
 
 def parse_biases(texts: Sequence[str]) -> dict[str, float]:

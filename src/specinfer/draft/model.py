@@ -277,4 +277,4 @@ class _Scratch:
 
 def row_at(root: Row, path: tuple[int, ...]) -> Row:
     """The row after `path` below the root."""
-    return replace(root, position=root.position + len(path), path=path)
+    return replace(root, position=root.position + len(path), path=(*root.path, *path))

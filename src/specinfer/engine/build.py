@@ -37,6 +37,8 @@ from specinfer.verify import Verifier, check_kinds, get_verifier
 
 logger = logging.getLogger("specinfer")
 AUTO_KV_BYTES = 2**30
+MAX_FORCED_TOKENS = 16
+"""Nodes of a step's tree that a grammar may force, beside those that are drafted."""
 NGRAM = "ngram"
 
 
@@ -80,7 +82,7 @@ def build_engine(config: EngineConfig) -> Engine:
     max_tree_nodes = min(MAX_NODES, getattr(topology, "num_nodes", MAX_NODES)) if config.drafts else 1
     max_tree_nodes = min(MAX_NODES, 1 + (max_tree_nodes - 1) * max(1, len(config.drafts)))
     num_slots = resolve_num_slots(config, [checkpoint, *draft_checkpoints.values()], dtype, max_model_len)
-    num_scratch = config.max_num_seqs * (max_tree_nodes + 1)
+    num_scratch = config.max_num_seqs * (max_tree_nodes + 1 + MAX_FORCED_TOKENS)
 
     target = load(
         config.model,
@@ -132,6 +134,7 @@ def build_engine(config: EngineConfig) -> Engine:
         topology=topology,
         max_tree_nodes=max_tree_nodes,
         max_model_len=max_model_len,
+        max_forced_tokens=MAX_FORCED_TOKENS,
         timer=StepTimer(),
     )
     return Engine(parts, tokenizer, allocator, prefix_cache, vocab_size=vocab_size)

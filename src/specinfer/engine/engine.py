@@ -8,6 +8,7 @@ from functools import partial
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.engine.detokenizer import Detokenizer
+from specinfer.engine.grammars import Grammars
 from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.request import Request, Status
 from specinfer.engine.step import step
@@ -36,6 +37,7 @@ class Engine:
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.vocab_size = vocab_size
+        self._grammars = Grammars(tokenizer)
         self._num_requests = 0
 
     @property
@@ -64,6 +66,7 @@ class Engine:
                     end_token_ids=ends,
                     bad_words=bad_words,
                     vocab_size=self.vocab_size,
+                    matcher=None if params.form is None else self._grammars.matcher(params.form),
                 ),
                 detokenizer=Detokenizer(
                     partial(self._decode, params.skip_special_tokens),
@@ -129,6 +132,8 @@ class Engine:
                 hint="raise kv_memory or lower max_tokens",
             )
         check_tokens(params, self.tokenizer, self.vocab_size)
+        if params.form is not None:
+            self._grammars.matcher(params.form)
 
     def _decode(self, skip_special_tokens: bool, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens) if self.tokenizer else ""

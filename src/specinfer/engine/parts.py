@@ -16,7 +16,10 @@ from specinfer.verify import Verifier
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step works with."""
+    """What a step works with.
+
+    max_tree_nodes: of the trees that are drafted. max_forced_tokens: more nodes, for what a grammar forces.
+    """
 
     scheduler: Scheduler
     runner: Runner
@@ -26,6 +29,7 @@ class Parts:
     topology: Topology
     max_tree_nodes: int
     max_model_len: int
+    max_forced_tokens: int
     timer: StepTimer
 
 

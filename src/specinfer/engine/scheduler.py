@@ -48,8 +48,9 @@ class Scheduler:
         """Queue a request."""
         self.waiting.append(request)
 
-    def schedule(self, max_tree_nodes: int) -> list[Scheduled]:
-        """The next step's work. max_tree_nodes: the largest tree wanted, root included."""
+    def schedule(self, max_tree_nodes: int, max_forced_tokens: int = 0) -> list[Scheduled]:
+        """The next step's work. max_tree_nodes: the largest tree wanted, root included; max_forced_tokens: how
+        much larger where a request has a grammar."""
         self._admit()
         trunks = self._trunks()
         while sum(trunks) > self._num_available():
@@ -62,7 +63,8 @@ class Scheduler:
         for request, trunk in zip(self.running, trunks, strict=True):
             nodes = 0
             if request.num_uncomputed == 1:
-                nodes = min(max_tree_nodes - 1, spare // num_trees)
+                wanted = max_tree_nodes - 1 + (max_forced_tokens if request.row().grammar else 0)
+                nodes = min(wanted, spare // num_trees)
                 spare -= nodes
                 num_trees -= 1
             if trunk:

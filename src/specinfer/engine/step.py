@@ -27,7 +27,9 @@ from specinfer.verify import Verdict
 
 def step(parts: Parts) -> list[Emission]:
     """Run one step; returns the emissions of the requests that were decoded in it."""
-    scheduled = parts.scheduler.schedule(parts.max_tree_nodes if parts.drafter else 1)
+    scheduled = parts.scheduler.schedule(
+        parts.max_tree_nodes if parts.drafter else 1, parts.max_forced_tokens
+    )
     if not scheduled:
         return []
     with parts.timer.phase("draft"):

@@ -68,6 +68,16 @@ class Tokenizer:
         """Token -> id, to compare tokenizers by."""
         return dict(self._hf.get_vocab())
 
+    def to_json(self) -> str:
+        """As the tokenizers library writes it to tokenizer.json. Raises RequestError if it is not one of its."""
+        backend: Backend | None = getattr(self._hf, "backend_tokenizer", None)
+        if backend is None:
+            raise RequestError(
+                "structured_outputs need a tokenizer of the tokenizers library",
+                hint="save the model's fast tokenizer (tokenizer.json) beside it",
+            )
+        return str(backend.to_str())
+
     @staticmethod
     def from_directory(path: Path | str) -> Tokenizer:
         """The tokenizer of a Hugging Face directory. Raises ModelError if it has none or it is damaged.

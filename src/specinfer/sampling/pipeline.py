@@ -1,11 +1,12 @@
 """The pipeline: what a request's parameters do to its logits, and in which order.
 
+0. structured_outputs                                     wins where 1 leaves nothing of what it allows
 1. allowed_token_ids, bad_words, min_tokens, logit_bias   by token; bans commute, a bias moves what remains
 2. repetition, frequency, presence penalty                see biased logits, and scale a ban to a ban
 3. temperature                                            what stands above is independent of it
 4. min_p, top_k, top_p, typical_p                         each among what the one before it left
 
-This is vLLM's order, with typical_p last as in transformers. 1 and 2 can change the likeliest token, so they
+This is vLLM's order, with typical_p last as in transformers. 0 to 2 can change the likeliest token, so they
 hold at temperature 0 too; 3 and 4 cannot, or are not meant to, and are left out there. Target and drafts go
 through the same pipeline, each row along its own path.
 """
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.sampling.filters import Filters
+from specinfer.sampling.grammar import Grammar, Matcher
 from specinfer.sampling.penalties import Penalties
 from specinfer.sampling.processor import Processor
 from specinfer.sampling.row import Row
@@ -34,10 +36,12 @@ def make_processors(
     end_token_ids: Sequence[int],
     bad_words: Sequence[Sequence[int]],
     vocab_size: int,
+    matcher: Matcher | None = None,
 ) -> tuple[Processor, ...]:
-    """One request's processors, steps 1 and 2; none for parameters that edit nothing.
+    """One request's processors, steps 0 to 2; none for parameters that edit nothing.
 
     bad_words: each as tokens, at least one. vocab_size: the target's; the token ids in params are below it.
+    matcher: of params.structured_outputs, the request's own.
     """
     processors: list[Processor] = []
     if params.allowed_token_ids is not None:
@@ -52,6 +56,15 @@ def make_processors(
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     if penalties != (1.0, 0.0, 0.0):
         processors.append(Penalties(*penalties, num_prompt_tokens))
+    if matcher is not None:
+        grammar = Grammar(
+            matcher,
+            processors,
+            end_token_ids=ends,
+            num_prompt_tokens=num_prompt_tokens,
+            vocab_size=vocab_size,
+        )
+        return (grammar,)
     return tuple(processors)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specinfer.sampling.grammar import Grammar
 from specinfer.sampling.processor import Processor
 from specinfer.sampling_params import SamplingParams
 
@@ -29,6 +30,12 @@ class Row:
     history: Sequence[int]
     path: tuple[int, ...] = ()
     processors: tuple[Processor, ...] = ()
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The request's grammar, if it has one: it comes before all other processors."""
+        first = self.processors[0] if self.processors else None
+        return first if isinstance(first, Grammar) else None
 
     @property
     def noise_key(self) -> tuple[int, int, int]:
