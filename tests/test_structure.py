@@ -15,20 +15,22 @@ PACKAGE = Path(specinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
 LEVELS = {
-    "config": 0, "sampling_params": 0, "outputs": 0, "errors": 0, "metrics": 0, "interrupt": 0,
+    "config": 0, "sampling_params": 0, "outputs": 0, "errors": 0, "metrics": 0, "interrupt": 0, "service": 0,
     "tree": 1, "sampling": 1,
     "attention": 2, "cache": 2, "verify": 2,
     "models": 3,
     "runtime": 4,
     "draft": 5,
     "engine": 6,
-    "llm": 7, "cli": 7, "__main__": 7, "__init__": 8,
+    "llm": 7, "cli": 7, "server": 7, "__main__": 7, "__init__": 8,
 }  # fmt: skip
 MAY_IMPORT_ITS_LEVEL = {
-    "cli": {"llm"},
+    "cli": {"llm", "server"},
     "__main__": {"cli"},
     "config": {"errors"},
     "sampling_params": {"errors"},
+    "service": {"errors"},
+    "metrics": {"outputs", "service"},
 }
 
 

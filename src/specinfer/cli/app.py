@@ -14,6 +14,7 @@ from specinfer.cli.chat import chat
 from specinfer.cli.console import log_to_stderr, note, print_error
 from specinfer.cli.demo import demo
 from specinfer.cli.generate import generate
+from specinfer.cli.serve import serve
 from specinfer.cli.tree import tree
 from specinfer.errors import ConfigError, RequestError, SpecinferError
 from specinfer.interrupt import Interrupted
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (demo, generate, chat, tree):
+for command in (demo, generate, chat, tree, serve):
     app.command()(command)
 
 

@@ -24,7 +24,8 @@ MODEL = "smollm2-135m"
 NO_DRAFT = "none"
 
 
-def _option(*names: str, help: str, panel: str, **settings: Any) -> Any:
+def option(*names: str, help: str, panel: str, **settings: Any) -> Any:
+    """An option in a panel of --help."""
     return Option(*names, help=help, rich_help_panel=panel, **settings)
 
 
@@ -34,7 +35,7 @@ class EngineOptions:
 
     model: Annotated[
         str,
-        _option(
+        option(
             "--model",
             "-m",
             help="Built-in name, directory, .gguf file or hub name.",
@@ -44,7 +45,7 @@ class EngineOptions:
     ] = MODEL
     draft: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--draft",
             "-d",
             help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
@@ -54,26 +55,26 @@ class EngineOptions:
         ),
     ] = None
     tree: Annotated[
-        str, _option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
+        str, option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
     ] = DEFAULT_TREE
     verifier: Annotated[
         str,
-        _option(
+        option(
             "--verifier", help="coupled, multi_step or without_replacement.", panel="Model", metavar="NAME"
         ),
     ] = "coupled"
-    dtype: Annotated[DType, _option("--dtype", help="What weights and K/V are kept in.", panel="Model")] = (
+    dtype: Annotated[DType, option("--dtype", help="What weights and K/V are kept in.", panel="Model")] = (
         "auto"
     )
     device: Annotated[
-        str, _option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
+        str, option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
     ] = "auto"
     max_model_len: Annotated[
         int | None,
-        _option("--max-model-len", help="Longest prompt and output together, in tokens.", panel="Model"),
+        option("--max-model-len", help="Longest prompt and output together, in tokens.", panel="Model"),
     ] = None
     kv_memory: Annotated[
-        int | None, _option("--kv-memory", help="Bytes of K/V for target and drafts.", panel="Model")
+        int | None, option("--kv-memory", help="Bytes of K/V for target and drafts.", panel="Model")
     ] = None
 
     def check(self) -> None:
@@ -113,29 +114,29 @@ class SamplingOptions:
     """How tokens are chosen, and when a text ends."""
 
     temperature: Annotated[
-        float, _option("--temperature", help="0 always takes the likeliest token.", panel="Sampling")
+        float, option("--temperature", help="0 always takes the likeliest token.", panel="Sampling")
     ] = 0.0
     top_k: Annotated[
-        int, _option("--top-k", help="Keep the k likeliest tokens; 0: all.", panel="Sampling")
+        int, option("--top-k", help="Keep the k likeliest tokens; 0: all.", panel="Sampling")
     ] = 0
     top_p: Annotated[
         float,
-        _option("--top-p", help="Keep the likeliest tokens that reach this probability.", panel="Sampling"),
+        option("--top-p", help="Keep the likeliest tokens that reach this probability.", panel="Sampling"),
     ] = 1.0
     min_p: Annotated[
         float,
-        _option("--min-p", help="Drop tokens less likely than this times the likeliest.", panel="Sampling"),
+        option("--min-p", help="Drop tokens less likely than this times the likeliest.", panel="Sampling"),
     ] = 0.0
     seed: Annotated[
-        int | None, _option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
+        int | None, option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
     ] = None
     max_tokens: Annotated[
         int | None,
-        _option("--max-tokens", help="Longest output. 128 unless given; in chat 1024.", panel="Sampling"),
+        option("--max-tokens", help="Longest output. 128 unless given; in chat 1024.", panel="Sampling"),
     ] = None
     stop: Annotated[
         list[str] | None,
-        _option("--stop", help="End at this string; may be repeated.", panel="Sampling", metavar="TEXT"),
+        option("--stop", help="End at this string; may be repeated.", panel="Sampling", metavar="TEXT"),
     ] = None
 
     def params(self, *, max_tokens: int = 128, **others: Any) -> SamplingParams:
@@ -156,13 +157,13 @@ class OutputOptions:
     """What is printed besides the result."""
 
     as_json: Annotated[
-        bool, _option("--json", help="Print JSON, and nothing else, to stdout.", panel="Output")
+        bool, option("--json", help="Print JSON, and nothing else, to stdout.", panel="Output")
     ] = False
     quiet: Annotated[
-        bool, _option("--quiet", "-q", help="No statistics and no progress bar.", panel="Output")
+        bool, option("--quiet", "-q", help="No statistics and no progress bar.", panel="Output")
     ] = False
     verbose: Annotated[
-        bool, _option("--verbose", "-v", help="Log to stderr, the memory table included.", panel="Output")
+        bool, option("--verbose", "-v", help="Log to stderr, the memory table included.", panel="Output")
     ] = False
 
     def start(self) -> None:

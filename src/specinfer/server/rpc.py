@@ -1,0 +1,158 @@
+"""gRPC: proto/specinfer.proto over the same engine, with the standard health checking and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from pydantic import ValidationError
+
+from specinfer.engine.async_engine import AsyncEngine
+from specinfer.errors import DrainingError, OverloadError, RequestError, SpecinferError
+from specinfer.outputs import CompletionOutput, StreamChunk
+from specinfer.server import specinfer_pb2
+from specinfer.server.completions import MAX_TOKENS
+from specinfer.server.config import ServerConfig
+from specinfer.server.fields import SamplingFields, Speculation
+
+logger = logging.getLogger(__name__)
+pb: Any = specinfer_pb2
+SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+CLOSE_SECONDS = 5
+
+
+class Inference:
+    """The service. A client's deadline or cancellation ends its requests at the next step."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._keys = [f"Bearer {key}".encode() for key in config.api_keys]
+
+    async def generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """The handler of Generate."""
+        try:
+            self._check_key(dict(context.invocation_metadata()))
+            async with asyncio.timeout(self._config.request_timeout):
+                async for response in self._responses(request):
+                    yield response
+        except Exception as error:
+            code, message, trailer = as_status(error)
+            await context.abort(code, message, trailer)
+
+    def _check_key(self, metadata: Mapping[str, str | bytes]) -> None:
+        given = metadata.get("authorization", "")
+        given = given.encode() if isinstance(given, str) else given
+        if self._keys and not any([hmac.compare_digest(given, key) for key in self._keys]):
+            raise PermissionError("metadata authorization must be: Bearer KEY")
+
+    async def _responses(self, request: Any) -> AsyncIterator[Any]:
+        sampling = fields_of(request)
+        params = sampling.sampling_params(
+            max_tokens=request.max_tokens if request.HasField("max_tokens") else MAX_TOKENS
+        )
+        if request.WhichOneof("prompt") == "text":
+            prompt = await self._engine.in_worker(self._engine.tokenizer.encode, request.text)
+        else:
+            prompt = list(request.tokens.ids)
+        generation = await self._engine.generate([prompt], params, sampling.service())
+        try:
+            async for index, chunk in generation:
+                yield response_of(index, chunk, len(prompt))
+        finally:
+            self._engine.abort(generation)
+
+
+def fields_of(request: Any) -> SamplingFields:
+    """A request's settings, checked as those of an HTTP body are. Raises ValidationError."""
+    values = {field.name: value for field, value in request.sampling.ListFields()}
+    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        if name in values:
+            values[name] = list(values[name])
+    if "logit_bias" in values:
+        values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+    for name in ("priority", "ttft", "tpot"):
+        if request.HasField(name):
+            values[name] = getattr(request, name)
+    return SamplingFields(**values, speculation=Speculation(enabled=not request.without_speculation))
+
+
+def response_of(index: int, chunk: StreamChunk, num_prompt_tokens: int) -> Any:
+    """A chunk as a message."""
+    finish = None if chunk.output is None else finish_of(chunk.output, num_prompt_tokens)
+    return pb.GenerateResponse(index=index, text=chunk.text, token_ids=chunk.token_ids, finish=finish)
+
+
+def finish_of(output: CompletionOutput, num_prompt_tokens: int) -> Any:
+    """How a sample ended."""
+    stats = output.stats
+    return pb.Finish(
+        reason=output.finish_reason,
+        stop_reason="" if output.stop_reason is None else str(output.stop_reason),
+        seed=output.seed,
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=stats.num_cached_tokens,
+        num_output_tokens=stats.num_output_tokens,
+        num_steps=stats.num_steps,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+    )
+
+
+def as_status(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Code, message and trailing metadata of a failure."""
+    if isinstance(error, PermissionError):
+        return grpc.StatusCode.UNAUTHENTICATED, str(error), ()
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False)[0]
+        return grpc.StatusCode.INVALID_ARGUMENT, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", ()
+    if isinstance(error, RequestError):
+        return grpc.StatusCode.INVALID_ARGUMENT, str(error), ()
+    if isinstance(error, OverloadError):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), (("retry-after", str(error.retry_after)),)
+    if isinstance(error, DrainingError):
+        return grpc.StatusCode.UNAVAILABLE, str(error), ()
+    if isinstance(error, TimeoutError):
+        return grpc.StatusCode.DEADLINE_EXCEEDED, "the server's own limit for a request has passed", ()
+    if isinstance(error, SpecinferError):
+        return grpc.StatusCode.INTERNAL, str(error), ()
+    logger.error("a request failed", exc_info=error)
+    return grpc.StatusCode.INTERNAL, "the server failed to answer this request", ()
+
+
+@asynccontextmanager
+async def serve_grpc(engine: AsyncEngine, config: ServerConfig) -> AsyncIterator[int]:
+    """Serve meanwhile; gives the port. Raises OSError where it is taken."""
+    server = grpc.aio.server(
+        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", config.max_body_bytes)]
+    )
+    handler = grpc.unary_stream_rpc_method_handler(
+        Inference(engine, config).generate,
+        request_deserializer=pb.GenerateRequest.FromString,
+        response_serializer=pb.GenerateResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler}),))
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    address = f"{config.host}:{config.grpc_port}"
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        raise OSError(f"cannot serve gRPC on {address}: the port is taken") from None
+    await checks.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    logger.info("gRPC on port %d", port)
+    try:
+        yield port
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(CLOSE_SECONDS)
