@@ -111,12 +111,7 @@ class ServingMetrics:
             self.accepted_per_depth[depth] += 1
 
     def observe_finished(
-        self,
-        output: CompletionOutput,
-        num_prompt_tokens: int,
-        queue: float | None,
-        e2e: float,
-        service: Service,
+        self, output: CompletionOutput, num_prompt_tokens: int, e2e: float, service: Service
     ) -> None:
         """Count one request that came to its end, aborted ones included."""
         stats = output.stats
@@ -126,10 +121,6 @@ class ServingMetrics:
         self.prompt_lengths.observe(num_prompt_tokens)
         self.output_lengths.observe(stats.num_output_tokens)
         self.e2e.observe(e2e)
-        if queue is not None:
-            self.queue.observe(queue)
-        if stats.ttft is not None:
-            self.ttft.observe(stats.ttft)
         if stats.tpot is not None:
             self.tpot.observe(stats.tpot)
         for name, wanted, got in (("ttft", service.ttft, stats.ttft), ("tpot", service.tpot, stats.tpot)):

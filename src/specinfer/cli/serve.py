@@ -132,7 +132,7 @@ def run(engine: ServedOptions, load: LoadOptions, server: ServerOptions) -> None
     """Bind, load, serve: what is wrong with the port shows before a model is read."""
     from specinfer.engine.async_engine import AsyncEngine
     from specinfer.server.config import ServerConfig
-    from specinfer.server.serve import bind
+    from specinfer.server.serve import Ready, bind
     from specinfer.server.serve import serve as serve_until_told
 
     if load.max_queue < 0:
@@ -164,17 +164,15 @@ def run(engine: ServedOptions, load: LoadOptions, server: ServerOptions) -> None
         prefix_cache=load.prefix_cache,
     )
     with bind(config.host, config.port) as listener:
-        host, port = listener.getsockname()[:2]
         front = AsyncEngine.build(engine_config, max_queue=load.max_queue)
-        shown = f"[{host}]" if ":" in host else host
-        asyncio.run(
-            serve_until_told(
-                front,
-                config,
-                listener,
-                on_ready=lambda: note(f"{config.model_name}: serving on http://{shown}:{port}"),
-            )
-        )
+        host = f"[{config.host}]" if ":" in config.host else config.host
+
+        def tell(ready: Ready) -> None:
+            note(f"{config.model_name}: serving on http://{host}:{ready.port}")
+            if ready.grpc_port is not None:
+                note(f"{config.model_name}: serving gRPC on {host}:{ready.grpc_port}")
+
+        asyncio.run(serve_until_told(front, config, listener, tell))
 
 
 def api_keys(path: Path | None) -> tuple[str, ...]:

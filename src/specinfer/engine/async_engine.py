@@ -338,21 +338,20 @@ class AsyncEngine:
         chunk = subscription.chunk(request)
         if chunk.output is not None:
             del self._subscriptions[request]
-            started = request.start_time
-            self.metrics.observe_finished(
-                chunk.output,
-                request.num_prompt_tokens,
-                queue=None if started is None else started - request.arrival,
-                e2e=time.perf_counter() - request.arrival,
-                service=request.service,
-            )
+            seconds = time.perf_counter() - request.arrival
+            self.metrics.observe_finished(chunk.output, request.num_prompt_tokens, seconds, request.service)
         return subscription.generation, subscription.index, chunk
 
     def _observe(self, emission: Emission) -> None:
         now = time.perf_counter()
-        subscription = self._subscriptions[emission.request]
+        request = emission.request
+        subscription = self._subscriptions[request]
         if subscription.last_emission is not None:
             self.metrics.itl.observe(now - subscription.last_emission)
+        else:
+            assert request.start_time is not None and request.first_token_time is not None
+            self.metrics.queue.observe(request.start_time - request.arrival)
+            self.metrics.ttft.observe(request.first_token_time - request.arrival)
         subscription.last_emission = now
         self.metrics.num_output_tokens += len(emission.token_ids)
         if emission.proposal.tree.num_draft_tokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -74,8 +74,10 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def invalid_body(error: RequestValidationError) -> ApiError:
-    """The first mistake of a body, by field; the client's own input is not repeated."""
-    first: Mapping[str, Any] = error.errors()[0]
+    """One mistake of a body, by field; the client's own input is not repeated. Where a field takes several
+    types, the mistake within the right one says more than that it is none of the others."""
+    errors: Sequence[Mapping[str, Any]] = error.errors()
+    first = next((e for e in errors if e["type"] in NOT_BAD_VALUES), errors[0])
     kind, message = str(first["type"]), str(first["msg"])
     path = [str(part) for part in first["loc"][1:]]
     field = path[0] if path and kind != "json_invalid" else None
@@ -84,7 +86,7 @@ def invalid_body(error: RequestValidationError) -> ApiError:
     elif kind == "json_invalid":
         message = "the body is not valid JSON"
     elif field is not None:
-        message = f"{'.'.join(path)}: {message}"
+        message = f"{field}: {message}"
     return ApiError(400 if kind in NOT_BAD_VALUES else BAD_VALUE, message, param=field)
 
 

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from types import FrameType
 
 import uvicorn
@@ -35,6 +36,15 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A server that answers. stop: what a signal does, for the thread of its loop."""
+
+    port: int
+    grpc_port: int | None
+    stop: Callable[[], None]
+
+
 class DrainingServer(uvicorn.Server):
     """uvicorn, whose first signal asks for a drain, and whose second ends it at once."""
 
@@ -60,12 +70,18 @@ class DrainingServer(uvicorn.Server):
 
 
 async def serve(
-    engine: AsyncEngine, config: ServerConfig, listener: socket.socket, on_ready: Callable[[], None]
+    engine: AsyncEngine, config: ServerConfig, listener: socket.socket, on_ready: Callable[[Ready], None]
 ) -> None:
     """Serve on a bound socket, and on config.grpc_port, until SIGTERM or SIGINT; then finish what runs."""
     asked = asyncio.Event()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
+        ready = Ready(listener.getsockname()[1], None, asked.set)
+        if config.grpc_port is not None:
+            from specinfer.server.rpc import serve_grpc
+
+            grpc_port = await stack.enter_async_context(serve_grpc(engine, config))
+            ready = replace(ready, grpc_port=grpc_port)
         http = DrainingServer(
             uvicorn.Config(
                 make_app(engine, config),
@@ -76,13 +92,9 @@ async def serve(
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             ),
-            on_ready=on_ready,
+            on_ready=lambda: on_ready(ready),
             on_signal=asked.set,
         )
-        if config.grpc_port is not None:
-            from specinfer.server.rpc import serve_grpc
-
-            await stack.enter_async_context(serve_grpc(engine, config))
         serving = asyncio.create_task(http.serve([listener]))
         waiting = asyncio.create_task(asked.wait())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
