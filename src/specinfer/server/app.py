@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from specinfer.engine.async_engine import AsyncEngine
 from specinfer.server.chat import chat_router
@@ -109,7 +109,7 @@ def status_router(serving: Serving) -> APIRouter:
         """The version of specinfer."""
         return Version(version=VERSION)
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(exposition.text(), media_type=CONTENT_TYPE_LATEST)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from specinfer.engine.async_engine import Generation
 from specinfer.errors import RequestError
 from specinfer.outputs import CompletionOutput
-from specinfer.server.connection import EventStream, while_connected
+from specinfer.server.connection import STREAMED, EventStream, while_connected
 from specinfer.server.errors import ApiError
 from specinfer.server.responses import (
     AssistantMessage,
@@ -28,7 +28,7 @@ def chat_router(serving: Serving) -> APIRouter:
     """The route over one engine."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED, tags=["OpenAI"])
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         serving.check_model(body.model)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from specinfer.engine.async_engine import Generation
-from specinfer.server.connection import EventStream, while_connected
+from specinfer.server.connection import STREAMED, EventStream, while_connected
 from specinfer.server.responses import Completion, CompletionChoice
 from specinfer.server.schema import CompletionBody, TokenIds
 from specinfer.server.serving import Serving, as_json, finished, metrics, usage
@@ -21,7 +21,7 @@ def completions_router(serving: Serving) -> APIRouter:
     """The route over one engine."""
     router = APIRouter()
 
-    @router.post("/v1/completions", response_model=Completion, tags=["OpenAI"])
+    @router.post("/v1/completions", response_model=Completion, responses=STREAMED, tags=["OpenAI"])
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         """Continue a prompt, or each of several: choices are sorted by prompt, then by sample."""
         serving.check_model(body.model)

@@ -14,6 +14,13 @@ from specinfer.server.errors import as_api_error
 from specinfer.server.guard import ClientGone
 
 T = TypeVar("T")
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or with stream: true its chunks as server-sent events.",
+        "content": {"text/event-stream": {}},
+    }
+}
+"""How OpenAPI describes a route that may stream."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

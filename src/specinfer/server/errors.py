@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -66,20 +67,26 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, SpecinferError):
         return ApiError(500, str(error))
     if isinstance(error, RequestValidationError):
-        return invalid_body(error)
+        return invalid_fields(error.errors(), depth=1)
+    if isinstance(error, ValidationError):
+        return invalid_fields(error.errors(), depth=0)
+    if isinstance(error, TimeoutError):
+        return ApiError(408, "the request took longer than the server allows", code="timeout")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     logger.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed to answer this request")
 
 
-def invalid_body(error: RequestValidationError) -> ApiError:
-    """One mistake of a body, by field; the client's own input is not repeated. Where a field takes several
-    types, the mistake within the right one says more than that it is none of the others."""
-    errors: Sequence[Mapping[str, Any]] = error.errors()
+def invalid_fields(errors: Sequence[Mapping[str, Any]], depth: int) -> ApiError:
+    """One mistake of pydantic's list, by field; the client's own input is not repeated. Where a field takes
+    several types, the mistake within the right one says more than that it is none of the others.
+
+    depth: parts of a mistake's place before the field.
+    """
     first = next((e for e in errors if e["type"] in NOT_BAD_VALUES), errors[0])
     kind, message = str(first["type"]), str(first["msg"])
-    path = [str(part) for part in first["loc"][1:]]
+    path = [str(part) for part in first["loc"][depth:]]
     field = path[0] if path and kind != "json_invalid" else None
     if kind == "extra_forbidden":
         message = f"unknown field {'.'.join(path)!r}"

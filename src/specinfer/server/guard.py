@@ -6,12 +6,13 @@ import asyncio
 import hmac
 import logging
 import time
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specinfer.server.config import ServerConfig
-from specinfer.server.errors import ApiError
+from specinfer.server.errors import ApiError, as_api_error
 
 logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health", "/ready")
@@ -23,7 +24,7 @@ class Guard:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
         self._config = config
-        self._keys = [key.encode() for key in config.api_keys]
+        self._keys = ApiKeys(config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,31 +43,20 @@ class Guard:
             async with asyncio.timeout(self._config.request_timeout):
                 headers = Headers(scope=scope)
                 if scope["path"] not in OPEN_PATHS:
-                    self._check_key(headers)
+                    self._keys.check(headers.get("authorization", ""))
                 body = await self._read(headers, receive)
                 await self._app(scope, replay(body, receive), watched_send)
         except ApiError as error:
             await error.response()(scope, receive, watched_send)
-        except TimeoutError:
+        except TimeoutError as error:
             logger.warning("%s %s took too long", scope["method"], scope["path"])
             if status == 0:
-                message = f"not answered within {self._config.request_timeout:g} s"
-                await ApiError(408, message, code="timeout").response()(scope, receive, watched_send)
+                await as_api_error(error).response()(scope, receive, watched_send)
         except ClientGone:
             pass
         finally:
             seconds = time.perf_counter() - start
             logger.info("%s %s %s %.3f s", scope["method"], scope["path"], status or "gone", seconds)
-
-    def _check_key(self, headers: Headers) -> None:
-        """Compare with every key, in a time that tells nothing of how much was right."""
-        if not self._keys:
-            return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body. One that is too large is read to its end, since a client that still sends would not
@@ -97,6 +87,24 @@ class Guard:
                 413, f"the body has {size} bytes, of at most {self._config.max_body_bytes}", code="too_large"
             )
         return b"".join(parts)
+
+
+class ApiKeys:
+    """The keys of which a request must have one; with none, every request passes."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    def check(self, authorization: str) -> None:
+        """Raise ApiError 401 unless a key comes as a bearer token; how long that takes tells nothing of how much
+        of a key was right."""
+        if not self._keys:
+            return
+        scheme, _, given = authorization.partition(" ")
+        matches = [hmac.compare_digest(given.encode("utf-8", "replace"), key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 class ClientGone(Exception):

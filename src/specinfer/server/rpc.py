@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from pydantic import ValidationError
 
 from specinfer.engine.async_engine import AsyncEngine
-from specinfer.errors import DrainingError, OverloadError, RequestError, SpecinferError
 from specinfer.outputs import CompletionOutput, StreamChunk
 from specinfer.server import specinfer_pb2
 from specinfer.server.completions import MAX_TOKENS
 from specinfer.server.config import ServerConfig
+from specinfer.server.errors import ApiError, as_api_error
 from specinfer.server.fields import SamplingFields, Speculation
+from specinfer.server.guard import ApiKeys
 
 logger = logging.getLogger(__name__)
 pb: Any = specinfer_pb2
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 CLOSE_SECONDS = 5
+CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+"""By HTTP's status; any other is an invalid argument."""
 
 
 class Inference:
@@ -34,24 +41,17 @@ class Inference:
     def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
         self._engine = engine
         self._config = config
-        self._keys = [f"Bearer {key}".encode() for key in config.api_keys]
+        self._keys = ApiKeys(config.api_keys)
 
     async def generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """The handler of Generate."""
         try:
-            self._check_key(dict(context.invocation_metadata()))
+            self._keys.check(str(dict(context.invocation_metadata()).get("authorization", "")))
             async with asyncio.timeout(self._config.request_timeout):
                 async for response in self._responses(request):
                     yield response
         except Exception as error:
-            code, message, trailer = as_status(error)
-            await context.abort(code, message, trailer)
-
-    def _check_key(self, metadata: Mapping[str, str | bytes]) -> None:
-        given = metadata.get("authorization", "")
-        given = given.encode() if isinstance(given, str) else given
-        if self._keys and not any([hmac.compare_digest(given, key) for key in self._keys]):
-            raise PermissionError("metadata authorization must be: Bearer KEY")
+            await context.abort(*as_status(as_api_error(error)))
 
     async def _responses(self, request: Any) -> AsyncIterator[Any]:
         sampling = fields_of(request)
@@ -106,25 +106,11 @@ def finish_of(output: CompletionOutput, num_prompt_tokens: int) -> Any:
     )
 
 
-def as_status(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+def as_status(error: ApiError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Code, message and trailing metadata of a failure."""
-    if isinstance(error, PermissionError):
-        return grpc.StatusCode.UNAUTHENTICATED, str(error), ()
-    if isinstance(error, ValidationError):
-        first = error.errors(include_input=False)[0]
-        return grpc.StatusCode.INVALID_ARGUMENT, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", ()
-    if isinstance(error, RequestError):
-        return grpc.StatusCode.INVALID_ARGUMENT, str(error), ()
-    if isinstance(error, OverloadError):
-        return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), (("retry-after", str(error.retry_after)),)
-    if isinstance(error, DrainingError):
-        return grpc.StatusCode.UNAVAILABLE, str(error), ()
-    if isinstance(error, TimeoutError):
-        return grpc.StatusCode.DEADLINE_EXCEEDED, "the server's own limit for a request has passed", ()
-    if isinstance(error, SpecinferError):
-        return grpc.StatusCode.INTERNAL, str(error), ()
-    logger.error("a request failed", exc_info=error)
-    return grpc.StatusCode.INTERNAL, "the server failed to answer this request", ()
+    wait = error.headers.get("Retry-After")
+    trailer = (("retry-after", wait),) if wait else ()
+    return CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.body.error.message, trailer
 
 
 @asynccontextmanager
