@@ -77,6 +77,13 @@ def test_a_mask_never_enters_a_model_file() -> None:
         assert not {"tree", "cache", "engine"} & set(imported_rooms(path)), path
 
 
+def test_the_server_reaches_the_engine_by_its_async_front_alone() -> None:
+    for path in (PACKAGE / "server").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specinfer.engine"):
+                assert node.module == "specinfer.engine.async_engine", path
+
+
 def test_public_names() -> None:
     expected = {
         "LLM", "Chain", "CompletionOutput", "ConfigError", "DownloadError", "EngineConfig", "Expansion",

@@ -95,7 +95,24 @@ Serving = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def serving(tiny_model: Path, tiny_draft: Path) -> Serving:
+def running() -> Serving:
+    """with running(front, config) as server: ... which afterwards ends without a failure or a lost slot."""
+
+    @contextmanager
+    def run(front: AsyncEngine, config: ServerConfig) -> Iterator[Server]:
+        server = Server(front, config)
+        try:
+            yield server
+        finally:
+            server.drain()
+            server.join()
+            server.engine.check_integrity()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def serving(running: Serving, tiny_model: Path, tiny_draft: Path) -> Serving:
     """with serving(slots=..., max_queue=..., **engine and server settings) as server: ..."""
 
     @contextmanager
@@ -104,13 +121,8 @@ def serving(tiny_model: Path, tiny_draft: Path) -> Serving:
         engine = {"drafts": (str(tiny_draft),), "dtype": "float32", **engine}
         engine_config = EngineConfig(model=str(tiny_model), kv_memory=slots * BYTES_PER_SLOT, **engine)
         front = AsyncEngine.build(engine_config, max_queue=max_queue)
-        server = Server(front, ServerConfig(model_name=MODEL, port=0, **settings))
-        try:
+        with running(front, ServerConfig(model_name=MODEL, port=0, **settings)) as server:
             yield server
-        finally:
-            server.drain()
-            server.join()
-            server.engine.check_integrity()
 
     return run
 

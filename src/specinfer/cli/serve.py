@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,9 +169,10 @@ def run(engine: ServedOptions, load: LoadOptions, server: ServerOptions) -> None
         host = f"[{config.host}]" if ":" in config.host else config.host
 
         def tell(ready: Ready) -> None:
-            note(f"{config.model_name}: serving on http://{host}:{ready.port}")
-            if ready.grpc_port is not None:
-                note(f"{config.model_name}: serving gRPC on {host}:{ready.grpc_port}")
+            with suppress(OSError):  # a log that is full stops nobody
+                note(f"{config.model_name}: serving on http://{host}:{ready.port}")
+                if ready.grpc_port is not None:
+                    note(f"{config.model_name}: serving gRPC on {host}:{ready.grpc_port}")
 
         asyncio.run(serve_until_told(front, config, listener, tell))
 

@@ -160,6 +160,21 @@ class AsyncEngine:
         """Run a function that takes time, such as tokenising, beside the loop and the steps."""
         return await self._loop.run_in_executor(self._workers, function, *arguments)
 
+    def check_room(self, num_new: int = 1) -> None:
+        """Raise OverloadError, DrainingError or StepError unless so many new requests would be taken now."""
+        if self.failure is not None:
+            raise StepError(f"the engine has stopped: {self.failure}")
+        if self.is_draining:
+            self.metrics.refused["draining"] += 1
+            raise DrainingError("the server is shutting down", hint="send the request to another server")
+        if self.num_open + num_new > self._capacity:
+            self.metrics.refused["overload"] += 1
+            rounds = self.num_open / self._max_num_seqs
+            seconds = min(MAX_RETRY_SECONDS, math.ceil(rounds * self.metrics.e2e.mean))
+            raise OverloadError(
+                f"{self.num_open} requests run or wait, of at most {self._capacity}", max(1, seconds)
+            )
+
     async def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, service: Service | None = None
     ) -> Generation:
@@ -176,7 +191,7 @@ class AsyncEngine:
                 f"{self._capacity} can run and wait",
                 hint="send fewer at once",
             )
-        self._check_room(num_new)
+        self.check_room(num_new)
 
         def make() -> list[Request]:
             return [r for prompt in prompts for r in self._engine.new_requests(prompt, params, service)]
@@ -186,7 +201,7 @@ class AsyncEngine:
         except RequestError:
             self.metrics.refused["invalid"] += 1
             raise
-        self._check_room(num_new)
+        self.check_room(num_new)
         generation = Generation(requests)
         if not self._post(lambda: self._add(generation)):
             raise StepError(f"the engine has stopped: {self.failure}")
@@ -226,20 +241,6 @@ class AsyncEngine:
             "step_seconds": timer.total,
             **{f"{phase}_seconds": seconds for phase, seconds in timer.seconds.items()},
         }
-
-    def _check_room(self, num_new: int) -> None:
-        if self.failure is not None:
-            raise StepError(f"the engine has stopped: {self.failure}")
-        if self.is_draining:
-            self.metrics.refused["draining"] += 1
-            raise DrainingError("the server is shutting down", hint="send the request to another server")
-        if self.num_open + num_new > self._capacity:
-            self.metrics.refused["overload"] += 1
-            rounds = self.num_open / self._max_num_seqs
-            seconds = min(MAX_RETRY_SECONDS, math.ceil(rounds * self.metrics.e2e.mean))
-            raise OverloadError(
-                f"{self.num_open} requests run or wait, of at most {self._capacity}", max(1, seconds)
-            )
 
     def _post(self, command: Callable[[], None]) -> bool:
         """Leave a command for the thread; False when it takes none any more."""

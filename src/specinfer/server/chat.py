@@ -33,6 +33,7 @@ def chat_router(serving: Serving) -> APIRouter:
         """Answer a conversation."""
         serving.check_model(body.model)
         body.check()
+        serving.engine.check_room()  # before the work of tokenising
         messages = [message.for_template() for message in body.messages]
         serving.log_prompt(messages)
         prompt = await serving.engine.in_worker(

@@ -26,6 +26,7 @@ def completions_router(serving: Serving) -> APIRouter:
         """Continue a prompt, or each of several: choices are sorted by prompt, then by sample."""
         serving.check_model(body.model)
         body.check()
+        serving.engine.check_room()  # before the work of tokenising
         max_tokens = MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs)
         serving.log_prompt(body.prompt)

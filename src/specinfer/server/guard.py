@@ -96,8 +96,8 @@ class ApiKeys:
         self._keys = [key.encode() for key in keys]
 
     def check(self, authorization: str) -> None:
-        """Raise ApiError 401 unless a key comes as a bearer token; how long that takes tells nothing of how much
-        of a key was right."""
+        """Raise ApiError 401 unless a key comes as a bearer token; how long that takes tells nothing of how
+        much of a key was right."""
         if not self._keys:
             return
         scheme, _, given = authorization.partition(" ")

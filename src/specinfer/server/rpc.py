@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -113,9 +114,17 @@ def as_status(error: ApiError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
     return CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.body.error.message, trailer
 
 
+@dataclass(frozen=True)
+class Rpc:
+    """A gRPC server that answers. drain: from now on, health checking says that it serves no more."""
+
+    port: int
+    drain: Callable[[], Awaitable[None]]
+
+
 @asynccontextmanager
-async def serve_grpc(engine: AsyncEngine, config: ServerConfig) -> AsyncIterator[int]:
-    """Serve meanwhile; gives the port. Raises OSError where it is taken."""
+async def serve_grpc(engine: AsyncEngine, config: ServerConfig) -> AsyncIterator[Rpc]:
+    """Serve meanwhile. Raises OSError where the port is taken."""
     server = grpc.aio.server(
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", config.max_body_bytes)]
     )
@@ -138,7 +147,6 @@ async def serve_grpc(engine: AsyncEngine, config: ServerConfig) -> AsyncIterator
     await server.start()
     logger.info("gRPC on port %d", port)
     try:
-        yield port
+        yield Rpc(port, checks.enter_graceful_shutdown)
     finally:
-        await checks.enter_graceful_shutdown()
         await server.stop(CLOSE_SECONDS)

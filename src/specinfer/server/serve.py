@@ -6,8 +6,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
@@ -24,15 +24,17 @@ CLOSE_SECONDS = 5
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that nobody is refused or answered on yet. Raises OSError where the port is taken."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot serve on {host}:{port}: {error.strerror}") from None
+    with ExitStack() as on_failure:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = on_failure.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot serve on {host}:{port}: {error.strerror}") from None
+        on_failure.pop_all()
     return listener
 
 
@@ -76,12 +78,12 @@ async def serve(
     asked = asyncio.Event()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engine)
-        ready = Ready(listener.getsockname()[1], None, asked.set)
+        rpc = None
         if config.grpc_port is not None:
             from specinfer.server.rpc import serve_grpc
 
-            grpc_port = await stack.enter_async_context(serve_grpc(engine, config))
-            ready = replace(ready, grpc_port=grpc_port)
+            rpc = await stack.enter_async_context(serve_grpc(engine, config))
+        ready = Ready(listener.getsockname()[1], rpc.port if rpc is not None else None, asked.set)
         http = DrainingServer(
             uvicorn.Config(
                 make_app(engine, config),
@@ -99,6 +101,8 @@ async def serve(
         waiting = asyncio.create_task(asked.wait())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
+        if rpc is not None:
+            await rpc.drain()
         await drain(engine, config.drain_timeout)
         http.should_exit = True
         await serving
