@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,18 @@ def test_a_log_without_room(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setenv(command.KEYS_VARIABLE, "b")
     thread = threading.Thread(target=client)
-    with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", full)
-        # No signal may meet a moment without a handler of the server's.
-        patch_signal = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        thread.start()
-        try:
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - closing fails as writing does
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", full)
+            thread.start()
             code = main(["serve", str(tiny_model), "--dtype", "float32", "--port", str(port), "-v"])
-        finally:
-            signal.signal(signal.SIGTERM, patch_signal)
-            thread.join(DEADLINE)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join(DEADLINE)
+        with suppress(OSError):
+            full.close()
     assert not failures
     assert code == 0
 
