@@ -10,7 +10,9 @@
 
 namespace specinfer {
 
-constexpr int SPINS = 1000;  // pauses of 20 to 40 ns before a waiting thread lets others run
+// Pauses of 20 to 40 ns before a waiting thread sleeps: longer than a fair wait for the others' last chunks. It
+// sleeps rather than yields: on a busy machine a yield gives away a whole time slice.
+constexpr int SPINS = 4000;
 
 static void pause() {
 #if defined(__x86_64__)
@@ -21,15 +23,12 @@ static void pause() {
 }
 
 Pool::Pool(int threads) : process_(getpid()) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { loop(i); });
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i, [this] { return stop_.load(); }); });
 }
 
 Pool::~Pool() {
-  {
-    std::lock_guard<std::mutex> lock(sleep_mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
+  stop_.store(true);
+  wake();
   for (auto& worker : workers_) worker.join();
 }
 
@@ -54,14 +53,46 @@ void Pool::advance(int worker) {
   for (;;) {
     const int n = job_->chunks(++phase_);
     if (n < 0) {
-      active_.store(false, std::memory_order_release);
+      active_.store(false);
+      wake();
       return;
     }
     if (n > 1 && !alone_) {
-      ticket_.store(++serial_ << 32 | uint64_t(n) << 16, std::memory_order_release);
+      ticket_.store(++serial_ << 32 | uint64_t(n) << 16);
+      wake();
       return;
     }
     for (int i = 0; i < n; ++i) job_->run(phase_, i, worker);
+  }
+}
+
+bool Pool::has_chunks() const {
+  const uint64_t ticket = ticket_.load();
+  return (ticket & 0xffff) < (ticket >> 16 & 0xffff);
+}
+
+// A sleeper counts itself before it looks whether there is work; who makes work looks for sleepers after.
+void Pool::wake() {
+  if (sleeping_.load() == 0) return;
+  { std::lock_guard<std::mutex> lock(sleep_mutex_); }
+  wake_.notify_all();
+}
+
+// Works on chunks until `is_done`.
+template <class Condition>
+void Pool::work(int worker, Condition is_done) {
+  for (int spins = 0; !is_done();) {
+    if (try_chunk(worker)) {
+      spins = 0;
+    } else if (++spins < SPINS) {
+      pause();
+    } else {
+      std::unique_lock<std::mutex> lock(sleep_mutex_);
+      sleeping_.fetch_add(1);
+      wake_.wait(lock, [&] { return has_chunks() || is_done(); });
+      sleeping_.fetch_sub(1);
+      spins = 0;
+    }
   }
 }
 
@@ -70,49 +101,9 @@ void Pool::run(Job& job) {
   job_ = &job;
   phase_ = -1;
   alone_ = workers_.empty() || getpid() != process_;
-  active_.store(true, std::memory_order_release);
-  if (!alone_) {
-    {
-      std::lock_guard<std::mutex> lock(sleep_mutex_);
-      ++jobs_;
-    }
-    if (sleeping_.load() > 0) wake_.notify_all();
-  }
+  active_.store(true);
   advance(0);
-  for (int spins = 0; active_.load(std::memory_order_acquire);) {
-    if (try_chunk(0))
-      spins = 0;
-    else if (++spins < SPINS)
-      pause();
-    else
-      std::this_thread::yield();
-  }
-}
-
-void Pool::loop(int worker) {
-  int spins = 0;
-  for (;;) {
-    if (try_chunk(worker)) {
-      spins = 0;
-      continue;
-    }
-    if (++spins < SPINS) {
-      pause();
-      continue;
-    }
-    if (active_.load(std::memory_order_acquire)) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
-    const uint64_t seen = jobs_;
-    if (active_.load(std::memory_order_acquire)) continue;
-    sleeping_.fetch_add(1);
-    wake_.wait(lock, [&] { return stop_ || jobs_ != seen; });
-    sleeping_.fetch_sub(1);
-    if (stop_) return;
-    spins = 0;
-  }
+  work(0, [this] { return !active_.load(); });
 }
 
 Pool& shared_pool(int threads) {

@@ -30,8 +30,11 @@ class Pool {
 
  private:
   bool try_chunk(int worker);
+  bool has_chunks() const;
   void advance(int worker);
-  void loop(int worker);
+  void wake();
+  template <class Condition>
+  void work(int worker, Condition is_done);
 
   // serial of the phase << 32 | its chunks << 16 | the next one to claim
   alignas(64) std::atomic<uint64_t> ticket_{0};
@@ -48,8 +51,7 @@ class Pool {
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
   std::atomic<int> sleeping_{0};
-  uint64_t jobs_ = 0;  // guarded by sleep_mutex_
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
 
