@@ -104,8 +104,9 @@ class Engine:
             assert request.table is not None
             owners.append(request.table.committed[request.table.num_shared :])
             owners.append(request.table.reserved)
-        slots = np.sort(np.concatenate(owners))
-        assert np.array_equal(slots, np.arange(self.allocator.num_slots)), "a slot is lost or owned twice"
+        num_slots = self.allocator.num_slots
+        num_owners = np.bincount(np.concatenate(owners), minlength=num_slots)
+        assert np.array_equal(num_owners, np.ones(num_slots)), "a slot is lost or owned twice"
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise RequestError for a prompt that can never run."""
