@@ -92,6 +92,7 @@ class LLM:
                 prompt=prompt if isinstance(prompt, str) else None,
                 prompt_token_ids=tuple(group[0].tokens[: group[0].num_prompt_tokens]),
                 outputs=[request.completion() for request in group],
+                prompt_logprobs=group[0].prompt_scores(),
             )
             for prompt, group in zip(many, groups, strict=True)
         ]

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class Logprob(NamedTuple):
+    """A token under the model's own distribution: natural logarithm of its probability, and its rank from 1
+    (the lower id first among equals)."""
+
+    logprob: float
+    rank: int
+
+
+TokenLogprobs = dict[int, Logprob]
+"""By token id: the token that came, then the likeliest ones asked for, from the top."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +67,7 @@ class CompletionOutput:
 
     seed: the seed in force, also when none was given. index: the sample index.
     stop_reason: the stop string or token id that ended it, None at the model's end token.
+    logprobs: [output tokens], None unless asked for.
     """
 
     index: int
@@ -64,16 +77,21 @@ class CompletionOutput:
     stop_reason: str | int | None
     seed: int
     stats: GenerationStats
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """All samples of one prompt, in the order of their index."""
+    """All samples of one prompt, in the order of their index.
+
+    prompt_logprobs: [prompt tokens], None for the first, which nothing precedes; None unless asked for.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: Sequence[CompletionOutput]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +100,12 @@ class StreamChunk:
 
     pieces: the new text cut into (text, accepted) runs; accepted text came from a draft, the rest is the
     target's own. A piece may be empty while a multi-byte character is incomplete.
+    logprobs: [new tokens], None unless asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     pieces: tuple[tuple[str, bool], ...] = field(default=())
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     output: CompletionOutput | None = None
     """The finished completion, on the last chunk only."""

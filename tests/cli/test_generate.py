@@ -62,6 +62,36 @@ def test_stop_string(tiny):
     assert (sample["finish_reason"], sample["stop_reason"]) == ("stop", stop)
 
 
+def test_every_sampling_option_reaches_the_request(tiny):
+    """All letters a to d: token ids 64 to 67."""
+    letters = [x for token in range(64, 68) for x in ("--allowed-token-ids", str(token))]
+    given = ("generate", "ab", "--max-tokens", "12", "--temperature", "1", "--seed", "2", *letters, "--json")
+
+    def sample(*options):
+        return tiny(*given, *options).json["outputs"][0]
+
+    plain = sample()
+    assert set(plain["text"]) <= set("abcd") and len(plain["text"]) == 12 and "logprobs" not in plain
+    assert set(sample("--logit-bias", "64=-inf", "--logit-bias", "66=-100")["text"]) <= set("bd")
+    assert "b" not in sample("--bad-words", "b")["text"]
+    assert set(sample("--frequency-penalty", "2")["text"][:6]) == set("abcd")
+    assert len(set(sample("--presence-penalty", "-2", "--repetition-penalty", "0.1")["text"])) < 4
+    assert sample("--typical-p", "0.01")["text"] != plain["text"]
+    stop = ("--stop-token-ids", "67", "--min-tokens", "3")
+    assert not sample(*stop)["text"].endswith("d")
+    ended = sample(*stop, "--include-stop-str-in-output")
+    assert ended["text"].endswith("d") and ended["stop_reason"] == 67 and len(ended["text"]) > 3
+    assert sample("--ignore-eos", "--show-special-tokens")["text"] == plain["text"]
+    for token, scores in zip(plain["token_ids"], sample("--logprobs", "1")["logprobs"], strict=True):
+        assert scores[0]["token_id"] == token and scores[0]["logprob"] < 0
+        assert scores[-1]["rank"] == 1
+
+
+def test_a_bias_that_is_none(tiny):
+    result = tiny("generate", "ab", "--logit-bias", "64")
+    assert result.code != 0 and "'64' is not ID=BIAS" in result.err
+
+
 def test_verbose_prints_the_memory_table(tiny):
     result = tiny("generate", "Hello", "--max-tokens", "2", "-v", "-q")
     assert "info: memory:" in result.err and "K/V MiB" in result.err

@@ -15,8 +15,10 @@ from specinfer import LLM, Chain, TokenTree
 from specinfer.draft.drafter import DraftContext, Proposal
 from specinfer.sampling.row import Row
 from specinfer.tree import CandidateKind, Topology
+from specinfer.verify.verdict import Verdict
 
 WRONG = 299
+VOCAB = 300
 
 
 class Oracle:
@@ -57,6 +59,51 @@ class Oracle:
         pass
 
 
+class ArbitraryDrafter:
+    """Random trees that hold the right continuation with some probability, beside wrong ones."""
+
+    kinds = frozenset({CandidateKind.DETERMINISTIC})
+
+    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]], seed: int) -> None:
+        self._answers = answers
+        self._rng = np.random.default_rng(seed)
+
+    def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Proposal]:
+        return [Proposal(self._tree(c), {}) for c in contexts]
+
+    def collect(self, handle: list[Proposal]) -> list[Proposal]:
+        return handle
+
+    def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
+        for tree, verdict in zip(trees, verdicts, strict=True):
+            assert all(0 < node < tree.num_nodes for node in verdict.path)
+
+    def _tree(self, context: DraftContext) -> TokenTree:
+        prompt = tuple(context.tokens[: context.row.num_prompt_tokens])
+        done = len(context.tokens) - len(prompt)
+        right = self._answers[(*prompt, context.row.sample_index)][done:]
+        tokens, parents, depths = [context.tokens[-1]], [-1], [0]
+        on_path = [True]
+        taken: set[tuple[int, int]] = set()
+        for _ in range(int(self._rng.integers(0, context.max_nodes))):
+            parent = int(self._rng.integers(len(tokens)))
+            if self._rng.random() < 0.5 and True in on_path:
+                parent = max(i for i, ok in enumerate(on_path) if ok)
+            depth = depths[parent] + 1
+            if depth > context.max_depth:
+                continue
+            is_right = on_path[parent] and depth <= len(right) and self._rng.random() < 0.7
+            token = right[depth - 1] if is_right else int(self._rng.integers(VOCAB))
+            if (parent, token) in taken:
+                continue
+            taken.add((parent, token))
+            tokens.append(int(token))
+            parents.append(parent)
+            depths.append(depth)
+            on_path.append(on_path[parent] and depth <= len(right) and token == right[depth - 1])
+        return TokenTree.build(tokens, parents, list(self._rng.random(len(tokens))), [])
+
+
 class Script:
     """A chooser whose choices are written down: answers[sample index][output index]."""
 
@@ -75,6 +122,11 @@ class Script:
 @pytest.fixture(scope="session")
 def oracle() -> type[Oracle]:
     return Oracle
+
+
+@pytest.fixture(scope="session")
+def arbitrary() -> type[ArbitraryDrafter]:
+    return ArbitraryDrafter
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,8 @@ from scipy import stats
 from specinfer import LLM, SamplingParams, TokenTree
 from specinfer.attention import Span
 from specinfer.runtime import Batch, WorkItem
-from specinfer.sampling.row import Row
+from specinfer.sampling import Row, make_processors
+from specinfer.sampling.penalties import Penalties
 from specinfer.verify import Verdict
 
 VOCAB = 8
@@ -41,18 +42,22 @@ def models(tmp_path_factory: pytest.TempPathFactory, write_model: Any) -> list[P
 
 @pytest.fixture(scope="module")
 def exact(models: list[Path]) -> Any:
-    """exact(params): {three tokens: their probability}, by feeding every prefix to the target."""
+    """exact(params, bad words): {three tokens: their probability}, by feeding every prefix to the target."""
 
-    def law(params: SamplingParams) -> dict[tuple[int, ...], float]:
+    def law(params: SamplingParams, words: Sequence[Sequence[int]] = ()) -> dict[tuple[int, ...], float]:
         parts = LLM(str(models[0]), dtype="float32").engine.parts
         prefixes = [p for n in range(NUM_TOKENS) for p in product(range(VOCAB), repeat=n)]
         items, rows, start = [], [], 0
+        ends = tuple(params.stop_token_ids)
         for prefix in prefixes:
             tokens = np.array([*PROMPT, *prefix])
             n = len(tokens)
             span = Span(np.zeros(0, np.int64), np.arange(start, start + n), np.arange(-1, n - 1))
             items.append(WorkItem(span, tokens, np.array([n - 1])))
-            rows.append(Row(params, 0, 0, n, len(PROMPT), (), tokens.tolist(), ()))
+            processors = make_processors(
+                params, num_prompt_tokens=len(PROMPT), end_token_ids=ends, bad_words=words, vocab_size=VOCAB
+            )
+            rows.append(Row(params, 0, 0, n, len(PROMPT), ends, tokens.tolist(), (), processors))
             start += n
         p = dict(
             zip(
@@ -81,15 +86,18 @@ def p_value(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
     return float(stats.chisquare(observed, expected).pvalue)
 
 
+SEEDS = [21, 22]
 PARAMS = SamplingParams(temperature=0.9, top_k=7, max_tokens=NUM_TOKENS + 1, n=400)
 
 
-def sample(llm: LLM, seeds: Sequence[int]) -> tuple[Counter[tuple[int, ...]], int]:
+def sample(
+    llm: LLM, seeds: Sequence[int], params: SamplingParams = PARAMS
+) -> tuple[Counter[tuple[int, ...]], int]:
     """How often each three tokens came, and how many draft tokens were accepted."""
     seen: Counter[tuple[int, ...]] = Counter()
     num_accepted = 0
     for seed in seeds:
-        for completion in llm.generate(PROMPT, replace(PARAMS, seed=seed))[0].outputs:
+        for completion in llm.generate(PROMPT, replace(params, seed=seed))[0].outputs:
             seen[completion.token_ids[:NUM_TOKENS]] += 1
             num_accepted += completion.stats.num_accepted_tokens
     llm.engine.check_integrity()
@@ -134,3 +142,58 @@ def test_a_wrong_verifier_shows(models: list[Path], exact: Any, put: Any) -> Non
     with put(llm, verifier=replace(llm.engine.parts.verifier, verify=verify)):
         seen, _ = sample(llm, [11, 12])
     assert p_value(seen, exact(PARAMS)) < 1e-6
+
+
+WORDS = [[3], [2, 6], [6, 6], [1, 4, 1]]
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "typical_p": {"typical_p": 0.7},
+    "penalties": {"repetition_penalty": 1.8, "frequency_penalty": 1.2, "presence_penalty": 0.9},
+    "logit_bias": {"logit_bias": {1: 2.5, 4: -1.0, 6: -np.inf}},
+    "allowed_token_ids": {"allowed_token_ids": [0, 2, 3, 5, 7], "min_p": 0.05},
+    "bad_words": {},
+    "min_tokens": {"min_tokens": NUM_TOKENS + 1, "stop_token_ids": [2, 5], "top_p": 0.95},
+}
+VERIFIERS: dict[str, tuple[list[Any], str]] = {
+    "multi_step": ([1, 2], "2,1"),
+    "without_replacement": ([1], "3,2"),
+}
+
+
+def last_two(counts: Mapping[tuple[int, ...], float]) -> Counter[tuple[int, ...]]:
+    """Fewer cells, each with more samples: the first token is the prefill's, and no tree's."""
+    pairs: Counter[tuple[int, ...]] = Counter()
+    for tokens, count in counts.items():
+        pairs[tokens[1:]] += count  # type: ignore[assignment]
+    return pairs
+
+
+@pytest.fixture(scope="module")
+def made(models: list[Path]) -> dict[str, LLM]:
+    return {name: make(models, *settings, name) for name, settings in VERIFIERS.items()}
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_parameter_keeps_the_law(
+    made: dict[str, LLM], exact: Any, monkeypatch: pytest.MonkeyPatch, name: str, verifier: str
+) -> None:
+    words = WORDS if name == "bad_words" else []
+    monkeypatch.setattr("specinfer.engine.engine.bad_word_tokens", lambda params, tokenizer: words)
+    params = replace(PARAMS, top_k=0, **PARAMETERS[name])
+    law = exact(params, words)
+    assert abs(sum(law.values()) - 1) < 1e-9
+    assert law != exact(replace(PARAMS, top_k=0))
+    seen, num_accepted = sample(made[verifier], SEEDS, params)
+    assert num_accepted > seen.total() / 2
+    assert p_value(last_two(seen), last_two(law)) > 1e-3
+
+
+def test_penalties_that_ignore_the_path_show(
+    made: dict[str, LLM], exact: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(PARAMS, top_k=0, **PARAMETERS["penalties"])
+    law = exact(params)
+    right = Penalties.apply
+    monkeypatch.setattr(Penalties, "apply", lambda self, x, history, path: right(self, x, history, ()))
+    seen, _ = sample(made["multi_step"], SEEDS, params)
+    assert p_value(last_two(seen), last_two(law)) < 1e-6

@@ -9,12 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specinfer.sampling import Chooser, NoiseCache, Row, gumbel, process
+from specinfer.sampling import Chooser, NoiseCache, Row, gumbel, make_processors, process
 from specinfer.sampling_params import SamplingParams
 
 
 def row(position=10, seed=1, sample_index=0, ends=(), **params):
-    return Row(SamplingParams(**params), seed, sample_index, position, 10, tuple(ends), ())
+    sampling = SamplingParams(**params)
+    processors = make_processors(
+        sampling, num_prompt_tokens=10, end_token_ids=ends, bad_words=(), vocab_size=100_000
+    )
+    history = (0,) * position if processors else ()
+    return Row(sampling, seed, sample_index, position, 10, tuple(ends), history, (), processors)
 
 
 def chooser(num_tokens, **options):

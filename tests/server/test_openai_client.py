@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from specinfer import LLM, SamplingParams
+from specinfer.server.fields import SamplingFields
 
 MODEL = "tiny"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
@@ -223,6 +224,81 @@ def test_fields_of_openais_own_service_are_accepted(client: openai.OpenAI) -> No
         response_format={"type": "text"}, presence_penalty=0, frequency_penalty=0, logit_bias={},
         parallel_tool_calls=True, max_tokens=1, **GREEDY,
     )  # fmt: skip
+
+
+def test_every_parameter_reaches_the_engine(client: openai.OpenAI, plain: LLM) -> None:
+    own: dict[str, Any] = {
+        "min_p": 0.001, "typical_p": 0.95, "repetition_penalty": 1.1, "min_tokens": 5, "bad_words": ["zz"],
+        "allowed_token_ids": list(range(250)), "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "stop_token_ids": [3], "ignore_eos": True,
+    }  # fmt: skip
+    openais: dict[str, Any] = {"seed": 5, "max_tokens": 30, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+    answer = client.completions.create(
+        model=MODEL, prompt="Hello", logit_bias={"7": 5}, extra_body=own, **openais
+    )
+    params = SamplingParams(logit_bias={7: 5.0}, **own, **openais)
+    assert answer.choices[0].text == plain.generate("Hello", params)[0].outputs[0].text
+
+
+def test_every_parameter_is_offered() -> None:
+    elsewhere = {"max_tokens", "logprobs"}  # each kind of request has them in its own way
+    assert SamplingParams.__dataclass_fields__.keys() - elsewhere <= SamplingFields.model_fields.keys()
+
+
+def test_completion_logprobs(client: openai.OpenAI, plain: LLM) -> None:
+    arguments: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "Hello",
+        "seed": 5,
+        "max_tokens": 12,
+        "logprobs": 2,
+    }
+    output = plain.generate("Hello", SamplingParams(seed=5, max_tokens=12, logprobs=2))[0].outputs[0]
+    assert output.logprobs is not None
+    expected = [s[t].logprob for t, s in zip(output.token_ids, output.logprobs, strict=True)]
+    scores: Any = client.completions.create(**arguments).choices[0].logprobs
+    assert scores.token_logprobs == expected
+    assert all(2 <= len(top) <= 3 for top in scores.top_logprobs)
+    assert scores.text_offset[0] == 0 and len(scores.text_offset) == len(scores.tokens) == len(expected)
+    chunks = [c.choices[0].logprobs for c in client.completions.create(**arguments, stream=True)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [v for c in chunks if c for v in getattr(c, name)] == getattr(scores, name)
+
+
+def test_echo_with_logprobs(client: openai.OpenAI, plain: LLM) -> None:
+    answer: Any = client.completions.create(
+        prompt="Hello", echo=True, logprobs=0, max_tokens=3, n=2, **GREEDY
+    )
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=0)
+    expected = plain.generate("Hello", params)[0]
+    assert expected.prompt_logprobs is not None
+    for choice in answer.choices:
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:5] == [
+            scores[token].logprob
+            for token, scores in zip(expected.prompt_token_ids[1:], expected.prompt_logprobs[1:], strict=True)
+            if scores is not None
+        ]
+        assert len(choice.logprobs.tokens) == 8
+    asked: Any = client.completions.create(
+        prompt="Hello", max_tokens=1, extra_body={"prompt_logprobs": 1}, **GREEDY
+    )
+    assert asked.choices[0].prompt_logprobs[0] is None
+    assert [len(scores) >= 1 for scores in asked.choices[0].prompt_logprobs[1:]] == [True] * 4
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    arguments: dict[str, Any] = {
+        "model": MODEL, "messages": HELLO, "seed": 5, "max_tokens": 12, "logprobs": True, "top_logprobs": 3
+    }  # fmt: skip
+    whole: Any = client.chat.completions.create(**arguments).choices[0].logprobs
+    for token in whole.content:
+        assert len(token.top_logprobs) == 3
+        tops = [t.logprob for t in token.top_logprobs]
+        assert tops == sorted(tops, reverse=True)
+        assert token.token.startswith("<0x") or bytes(token.bytes).decode() == token.token
+    chunks = [c.choices[0].logprobs for c in client.chat.completions.create(**arguments, stream=True)]
+    assert [t for c in chunks if c for t in c.content] == whole.content
 
 
 @pytest.mark.parametrize(

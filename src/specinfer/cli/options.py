@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -13,7 +13,7 @@ from typer import Option
 
 from specinfer.cli.console import note
 from specinfer.config import DEFAULT_TREE, DType, EngineConfig
-from specinfer.errors import ConfigError
+from specinfer.errors import ConfigError, RequestError
 from specinfer.sampling_params import SamplingParams
 from specinfer.tree import parse_topology
 
@@ -127,6 +127,50 @@ class SamplingOptions:
         float,
         option("--min-p", help="Drop tokens less likely than this times the likeliest.", panel="Sampling"),
     ] = 0.0
+    typical_p: Annotated[
+        float,
+        option(
+            "--typical-p", help="Keep the most typical tokens that reach this probability.", panel="Sampling"
+        ),
+    ] = 1.0
+    repetition_penalty: Annotated[
+        float,
+        option(
+            "--repetition-penalty",
+            help="Above 1 disfavours tokens that occurred, in the prompt too.",
+            panel="Sampling",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        option("--presence-penalty", help="Taken off the logit of a token in the output.", panel="Sampling"),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        option("--frequency-penalty", help="The same, for each time that it occurs.", panel="Sampling"),
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        option(
+            "--logit-bias",
+            help="Added to a token's logit, -inf bans it; may be repeated.",
+            panel="Sampling",
+            metavar="ID=BIAS",
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None,
+        option(
+            "--allowed-token-ids",
+            help="Allow this token and no others; may be repeated.",
+            panel="Sampling",
+            metavar="ID",
+        ),
+    ] = None
+    bad_words: Annotated[
+        list[str] | None,
+        option("--bad-words", help="Never write this; may be repeated.", panel="Sampling", metavar="TEXT"),
+    ] = None
     seed: Annotated[
         int | None, option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
     ] = None
@@ -134,22 +178,61 @@ class SamplingOptions:
         int | None,
         option("--max-tokens", help="Longest output. 128 unless given; in chat 1024.", panel="Sampling"),
     ] = None
+    min_tokens: Annotated[
+        int, option("--min-tokens", help="No end before this many tokens.", panel="Sampling")
+    ] = 0
+    ignore_eos: Annotated[
+        bool, option("--ignore-eos", help="Go on past the model's end token.", panel="Sampling")
+    ] = False
     stop: Annotated[
         list[str] | None,
         option("--stop", help="End at this string; may be repeated.", panel="Sampling", metavar="TEXT"),
     ] = None
+    stop_token_ids: Annotated[
+        list[int] | None,
+        option(
+            "--stop-token-ids", help="End at this token; may be repeated.", panel="Sampling", metavar="ID"
+        ),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool, option("--include-stop-str-in-output", help="Keep what the text ended at.", panel="Sampling")
+    ] = False
+    skip_special_tokens: Annotated[
+        bool,
+        option(
+            "--skip-special-tokens/--show-special-tokens",
+            help="Leave special tokens out of the text.",
+            panel="Sampling",
+        ),
+    ] = True
+    logprobs: Annotated[
+        int | None,
+        option(
+            "--logprobs",
+            help="With --json: log probabilities, and those of the k likeliest.",
+            panel="Sampling",
+            metavar="K",
+        ),
+    ] = None
 
     def params(self, *, max_tokens: int = 128, **others: Any) -> SamplingParams:
         """max_tokens: where none was asked for. Raises RequestError."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
-            stop=tuple(self.stop or ()),
-            **{"seed": self.seed, **others},
-        )
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = parse_biases(self.logit_bias)
+        return SamplingParams(**{"max_tokens": max_tokens, **given, **others})
+
+
+def parse_biases(texts: Sequence[str]) -> dict[str, float]:
+    """Token id -> bias of options like 42=-1.5. Raises RequestError."""
+    biases: dict[str, float] = {}
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            biases[token] = float(bias)
+        except ValueError:
+            raise RequestError(f"--logit-bias {text!r} is not ID=BIAS", hint="for example 42=-1.5") from None
+    return biases
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from specinfer.outputs import CompletionOutput, GenerationStats
 
 
 def completion_record(output: CompletionOutput) -> dict[str, Any]:
-    """JSON of one sample."""
-    return {
+    """JSON of one sample; log probabilities only where they were asked for."""
+    record: dict[str, Any] = {
         "index": output.index,
         "text": output.text,
         "token_ids": list(output.token_ids),
@@ -20,6 +20,12 @@ def completion_record(output: CompletionOutput) -> dict[str, Any]:
         "seed": output.seed,
         "stats": stats_record(output.stats),
     }
+    if output.logprobs is not None:
+        record["logprobs"] = [
+            [{"token_id": token, **found._asdict()} for token, found in one.items()]
+            for one in output.logprobs
+        ]
+    return record
 
 
 def stats_record(stats: GenerationStats) -> dict[str, Any]:

@@ -13,6 +13,7 @@ def stream_chunk(request: Request, num_chars: int, num_tokens: int) -> StreamChu
     return StreamChunk(
         text=request.detokenizer.text[num_chars:end],
         token_ids=tuple(request.output_token_ids[num_tokens:]),
+        logprobs=None if request.params.logprobs is None else tuple(request.logprobs[num_tokens:]),
         pieces=pieces(request, num_chars, end),
         output=request.completion() if finished else None,
     )

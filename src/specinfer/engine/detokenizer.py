@@ -15,11 +15,17 @@ class Detokenizer:
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], min_tokens: int = 0
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str],
+        min_tokens: int = 0,
+        include_stop: bool = False,
     ) -> None:
+        """include_stop: let the text end with the stop string, not before it."""
         self._decode = decode
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
+        self._include_stop = include_stop
         self._longest_stop = max(map(len, self._stop), default=0)
         self._ids: list[int] = []
         # Decoded together so that a tokenizer which treats a text's start apart does so once:
@@ -30,7 +36,7 @@ class Detokenizer:
         """Length of `text` after each token."""
 
     def add(self, token_id: int) -> str | None:
-        """Take one token. Returns the stop string that its text completed: `text` then ends before it."""
+        """Take one token. Returns the stop string that its text completed: `text` then ends there."""
         self._ids.append(token_id)
         known = self._decode(self._ids[self._prefix : self._read])
         both = self._decode(self._ids[self._prefix :])
@@ -40,13 +46,20 @@ class Detokenizer:
         self.ends.append(len(self.text))
         return stop
 
+    def skip(self) -> None:
+        """Take a token that is no text."""
+        self.ends.append(len(self.text))
+
     def flush(self) -> str | None:
         """End of the tokens: what still waited comes out as it is."""
         known = self._decode(self._ids[self._prefix : self._read])
         return self._append(self._decode(self._ids[self._prefix :])[len(known) :])
 
     def safe_length(self) -> int:
-        """How much of `text` no later token can take back: what may begin a stop string is held."""
+        """How much of `text` no later token can take back: what may begin a stop string is held, unless stop
+        strings stay."""
+        if self._include_stop:
+            return len(self.text)
         for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
             tail = self.text[-length:]
             if any(s.startswith(tail) for s in self._stop):
@@ -63,5 +76,5 @@ class Detokenizer:
         if not found:
             return None
         at, stop = min(found)
-        self.text = self.text[:at]
+        self.text = self.text[: at + len(stop) if self._include_stop else at]
         return stop

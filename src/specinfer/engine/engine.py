@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,9 +14,11 @@ from specinfer.engine.detokenizer import Detokenizer
 from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.request import Request, Status
 from specinfer.engine.step import step
+from specinfer.engine.vocabulary import bad_word_tokens, check_tokens, end_tokens
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.runtime.native import own_threads
+from specinfer.sampling import make_processors
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
 
@@ -63,6 +66,8 @@ class Engine:
         self.check(prompt_token_ids, params)
         serial = next(self._serial)
         seed = secrets.randbits(63) if params.seed is None else params.seed
+        ends = end_tokens(params, self.tokenizer)
+        bad_words = bad_word_tokens(params, self.tokenizer)
         return [
             Request(
                 request_id=f"request-{serial}",
@@ -70,8 +75,20 @@ class Engine:
                 params=params,
                 seed=seed,
                 sample_index=i,
-                model_end_token_ids=self.tokenizer.eos_token_ids if self.tokenizer else (),
-                detokenizer=Detokenizer(self._decode, params.stop_strings, params.min_tokens),
+                end_token_ids=ends,
+                processors=make_processors(
+                    params,
+                    num_prompt_tokens=len(prompt_token_ids),
+                    end_token_ids=ends,
+                    bad_words=bad_words,
+                    vocab_size=self.vocab_size,
+                ),
+                detokenizer=Detokenizer(
+                    partial(self._decode, params.skip_special_tokens),
+                    params.stop_strings,
+                    params.min_tokens,
+                    params.include_stop_str_in_output,
+                ),
                 service=service,
             )
             for i in range(params.n)
@@ -128,8 +145,7 @@ class Engine:
                 f"the K/V memory holds {self.allocator.num_slots}",
                 hint="raise kv_memory or lower max_tokens",
             )
-        if params.stop_strings and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer", hint="use stop_token_ids")
+        check_tokens(params, self.tokenizer, self.vocab_size)
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids)) if self.tokenizer else ""
+    def _decode(self, skip_special_tokens: bool, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens) if self.tokenizer else ""

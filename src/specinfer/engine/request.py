@@ -8,8 +8,8 @@ from enum import Enum, auto
 
 from specinfer.cache import SlotTable
 from specinfer.engine.detokenizer import Detokenizer
-from specinfer.outputs import CompletionOutput, FinishReason, GenerationStats
-from specinfer.sampling.row import Row
+from specinfer.outputs import CompletionOutput, FinishReason, GenerationStats, TokenLogprobs
+from specinfer.sampling import Processor, Row
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
 from specinfer.tree import TokenTree
@@ -38,7 +38,8 @@ class Request:
         params: SamplingParams,
         seed: int,
         sample_index: int,
-        model_end_token_ids: Sequence[int],
+        end_token_ids: Sequence[int],
+        processors: Sequence[Processor],
         detokenizer: Detokenizer,
         service: Service | None = None,
     ) -> None:
@@ -48,10 +49,8 @@ class Request:
         self.sample_index = sample_index
         self.num_prompt_tokens = len(prompt_token_ids)
         self.tokens = list(prompt_token_ids)
-        self.end_token_ids = (
-            *(() if params.ignore_eos else model_end_token_ids),
-            *params.stop_token_ids,
-        )
+        self.end_token_ids = tuple(end_token_ids)
+        self.processors = tuple(processors)
         self.detokenizer = detokenizer
         self.service = service or Service()
         self.status = Status.WAITING
@@ -65,6 +64,12 @@ class Request:
         self.num_cached_tokens = 0
         self.is_accepted: list[bool] = []
         """Of each output token: whether a draft proposed it."""
+        self.logprobs: list[TokenLogprobs] = []
+        """Of each output token, where asked for."""
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        """Of the prompt's tokens so far; the first sample has them for all."""
+        if params.prompt_logprobs is not None and sample_index == 0:
+            self.prompt_logprobs = [None]
         self._num_steps = 0
         self._num_draft_tokens = 0
         self._accepted: list[int] = []
@@ -89,6 +94,23 @@ class Request:
         """Known tokens whose K/V is not written, the root included."""
         return len(self.tokens) - (self.table.num_committed if self.table is not None else 0)
 
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens whose K/V may come from the prefix cache: the root is computed, and so are prompt
+        tokens whose logits are still wanted."""
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens:
+            return len(self.prompt_logprobs) - 1
+        return len(self.tokens) - 1
+
+    def prompt_rows(self, trunk_len: int) -> range:
+        """Positions in the next `trunk_len` tokens to compute whose logits are wanted for the prompt token
+        that follows."""
+        if self.prompt_logprobs is None or self.table is None:
+            return range(0)
+        start = self.table.num_committed
+        first, last = len(self.prompt_logprobs) - 1, self.num_prompt_tokens - 1
+        return range(max(start, first), min(start + trunk_len, last))
+
     def row(self, path: tuple[int, ...] = ()) -> Row:
         """The row of logits after the root and `path`."""
         return Row(
@@ -100,11 +122,12 @@ class Request:
             self.end_token_ids,
             self.tokens,
             path,
+            self.processors,
         )
 
-    def accept(self, token_ids: Sequence[int]) -> int:
+    def accept(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> int:
         """Take what one verification emitted (accepted draft tokens and the next token), up to what ends the
-        request; returns how many were taken."""
+        request; returns how many were taken. logprobs: one for each token, where asked for."""
         now = time.perf_counter()
         if self.first_token_time is None:
             self.first_token_time = now
@@ -112,8 +135,14 @@ class Request:
         for taken, token in enumerate(token_ids, 1):
             self.tokens.append(token)
             self.is_accepted.append(taken < len(token_ids))
-            stop = self.detokenizer.add(token)
-            if token in self.end_token_ids:
+            self.logprobs += logprobs[taken - 1 : taken]
+            is_end = token in self.end_token_ids
+            stop = None
+            if is_end and not self.params.include_stop_str_in_output:
+                self.detokenizer.skip()
+            else:
+                stop = self.detokenizer.add(token)
+            if is_end:
                 is_own = token in self.params.stop_token_ids
                 self._finish("stop", token if is_own else None)
             elif stop is not None:
@@ -147,7 +176,12 @@ class Request:
             stop_reason=self.stop_reason,
             seed=self.seed,
             stats=self._stats(),
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
         )
+
+    def prompt_scores(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """[prompt tokens] log probabilities, None unless asked for (and in samples after the first)."""
+        return None if self.prompt_logprobs is None else tuple(self.prompt_logprobs)
 
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason = reason

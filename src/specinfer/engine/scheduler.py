@@ -117,8 +117,7 @@ class Scheduler:
             if self._prefix_cache is not None and self._is_being_computed(request):
                 continue  # the same prompt is on its way into the cache
             table = SlotTable(self._allocator, self._prefix_cache)
-            # The root is always computed: it may not come from the cache.
-            cached = table.open(request.tokens[:-1])
+            cached = table.open(request.tokens[: request.num_reusable])
             promised = sum(r.num_uncomputed for r in self.running)
             if len(request.tokens) - cached + promised > self._num_available():
                 table.release()

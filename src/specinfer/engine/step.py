@@ -16,7 +16,9 @@ from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.proposing import propose
 from specinfer.engine.request import Request
 from specinfer.engine.scheduler import Scheduled
+from specinfer.engine.scoring import score_paths, score_prompts
 from specinfer.engine.verifying import verify
+from specinfer.outputs import TokenLogprobs
 from specinfer.runtime import Batch, WorkItem
 from specinfer.runtime.batch import trunk_and_tree
 from specinfer.tree import TokenTree
@@ -34,11 +36,12 @@ def step(parts: Parts) -> list[Emission]:
     with parts.timer.phase("target"):
         logits, _ = parts.runner.run(Batch.of(items))
     with parts.timer.phase("verify"):
+        logits = score_prompts(scheduled, items, logits)
         decoded = [(s.request, p) for s, p in zip(scheduled, proposals, strict=True) if s.is_decoded]
         verdicts = verify(parts, decoded, logits)
-    judged = iter(verdicts)
+        judged = zip(verdicts, score_paths(decoded, verdicts, logits), strict=True)
     emissions = [
-        commit(parts, s, p, next(judged) if s.is_decoded else None)
+        commit(parts, s, p, *(next(judged) if s.is_decoded else (None, ())))
         for s, p in zip(scheduled, proposals, strict=True)
     ]
     if parts.drafter and decoded:
@@ -55,15 +58,21 @@ def work_item(s: Scheduled, tree: TokenTree) -> WorkItem:
     assert slots is not None, "the scheduler promised these slots"
     trunk = s.request.tokens[start : start + s.trunk_len]
     span = Span(table.committed, slots, trunk_and_tree(s.trunk_len, tree.parents))
-    rows = (
-        np.arange(s.trunk_len - 1, s.trunk_len + tree.num_draft_tokens)
-        if s.is_decoded
-        else np.zeros(0, np.int64)
+    rows = [position - start for position in s.request.prompt_rows(s.trunk_len)]
+    if s.is_decoded:
+        rows += range(s.trunk_len - 1, s.trunk_len + tree.num_draft_tokens)
+    return WorkItem(
+        span, np.concatenate([np.array(trunk, np.int64), tree.token_ids[1:]]), np.array(rows, np.int64)
     )
-    return WorkItem(span, np.concatenate([np.array(trunk, np.int64), tree.token_ids[1:]]), rows)
 
 
-def commit(parts: Parts, s: Scheduled, proposal: Proposal, verdict: Verdict | None) -> Emission | None:
+def commit(
+    parts: Parts,
+    s: Scheduled,
+    proposal: Proposal,
+    verdict: Verdict | None,
+    logprobs: Sequence[TokenLogprobs],
+) -> Emission | None:
     """Keep the trunk and the accepted path, drop the other branches, hand the tokens on."""
     request, tree = s.request, proposal.tree
     assert request.table is not None
@@ -72,7 +81,7 @@ def commit(parts: Parts, s: Scheduled, proposal: Proposal, verdict: Verdict | No
         return None
     path_tokens = [int(tree.token_ids[node]) for node in verdict.path]
     is_first = request.num_output_tokens == 0
-    taken = request.accept([*path_tokens, verdict.next_token])
+    taken = request.accept([*path_tokens, verdict.next_token], logprobs)
     num_accepted = min(taken, len(verdict.path))
     kept = [s.trunk_len - 1 + node for node in verdict.path[:num_accepted]]
     commit_slots(parts, request, [*range(s.trunk_len), *kept])

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.sampling.noise import NoiseCache
-from specinfer.sampling.processors import bans_end_tokens, is_sampled, process
+from specinfer.sampling.pipeline import is_sampled, process
 from specinfer.sampling.row import Row
 
 
@@ -32,7 +32,7 @@ class Chooser:
         token_ids: [V], the target's id of each column, where the columns are a subset of its vocabulary.
         Raises ValueError for more columns than the noise has tokens.
         """
-        out = process(logits, rows, token_ids)
+        out = process(logits, rows, token_ids, self.noise.num_tokens)
         sampled = [i for i, row in enumerate(rows) if is_sampled(row)]
         if not sampled:
             return out
@@ -52,7 +52,7 @@ class Chooser:
 
     def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
         """[n], the target's choice after each row; the lowest id wins a tie."""
-        if any(is_sampled(row) or bans_end_tokens(row) for row in rows):
+        if any(is_sampled(row) or row.processors for row in rows):
             logits = self.perturbed(logits, rows)
         return _first_argmax(logits)
 
@@ -60,7 +60,7 @@ class Chooser:
         self, logits: torch.Tensor, rows: Sequence[Row], token_ids: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
         """[n, V] fp64 on the host, the law that a row's token is drawn from; one-hot at temperature 0."""
-        processed = process(logits, rows, token_ids)
+        processed = process(logits, rows, token_ids, self.noise.num_tokens)
         p: NDArray[np.float64] = processed.double().cpu().numpy()
         p -= p.max(axis=1, keepdims=True)
         np.exp(p, out=p)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specinfer.sampling.processor import Processor
 from specinfer.sampling_params import SamplingParams
 
 
@@ -16,6 +17,7 @@ class Row:
     num_prompt_tokens: position minus this is how many tokens were generated before it, path included.
     end_token_ids: tokens that end the request (none with ignore_eos, save the request's own stop tokens).
     history: committed tokens, prompt and root included; path: tree tokens below the root, this node's last.
+    processors: what edits the request's logits before the temperature, in order.
     """
 
     params: SamplingParams
@@ -26,6 +28,7 @@ class Row:
     end_token_ids: tuple[int, ...]
     history: Sequence[int]
     path: tuple[int, ...] = ()
+    processors: tuple[Processor, ...] = ()
 
     @property
     def noise_key(self) -> tuple[int, int, int]:

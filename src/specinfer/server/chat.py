@@ -12,6 +12,7 @@ from specinfer.errors import RequestError
 from specinfer.outputs import CompletionOutput
 from specinfer.server.connection import STREAMED, EventStream, while_connected
 from specinfer.server.errors import ApiError
+from specinfer.server.logprobs import chat_logprobs, prompt_logprobs
 from specinfer.server.responses import (
     AssistantMessage,
     ChatChoice,
@@ -52,7 +53,7 @@ def chat_router(serving: Serving) -> APIRouter:
             serving.engine.abort(generation)
         answer = ChatCompletion(
             **serving.head("chatcmpl"),
-            choices=[choice(output) for output in outputs],
+            choices=[whole_choice(serving, body, generation, output) for output in outputs],
             usage=usage(generation, outputs, params.n),
             metrics=metrics(body, outputs),
         )
@@ -77,15 +78,25 @@ def max_tokens(serving: Serving, body: ChatBody, num_prompt_tokens: int) -> int:
     return limit - num_prompt_tokens
 
 
-def choice(output: CompletionOutput) -> ChatChoice:
-    """One finished sample."""
+def whole_choice(
+    serving: Serving, body: ChatBody, generation: Generation, output: CompletionOutput
+) -> ChatChoice:
+    """One finished sample; the first has the scores of the prompt, where asked for."""
     assert output.finish_reason is not None
-    return ChatChoice(
+    prompt_scores = generation.requests[output.index].prompt_scores()
+    made = ChatChoice(
         index=output.index,
         message=AssistantMessage(content=output.text),
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
     )
+    if output.logprobs is not None:
+        made.logprobs = chat_logprobs(
+            serving.engine.tokenizer, output.token_ids, output.logprobs, body.num_logprobs or 0
+        )
+    if prompt_scores is not None:
+        made.prompt_logprobs = prompt_logprobs(serving.engine.tokenizer, prompt_scores)
+    return made
 
 
 async def stream(
@@ -99,10 +110,14 @@ async def stream(
     outputs = {}
     async for index, chunk in generation:
         part = ChatChunkChoice(index=index, delta=Delta(content=chunk.text))
+        if chunk.logprobs is not None:
+            part.logprobs = chat_logprobs(
+                serving.engine.tokenizer, chunk.token_ids, chunk.logprobs, body.num_logprobs or 0
+            )
         if chunk.output is not None:
             outputs[index] = chunk.output
             part.finish_reason, part.stop_reason = chunk.output.finish_reason, chunk.output.stop_reason
-        elif not chunk.text:
+        elif not chunk.text and not chunk.logprobs:
             continue  # part of a character, or of what may be a stop string
         yield as_json(ChatChunk(**head, choices=[part]))
     done = [outputs[index] for index in range(num_samples)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,7 +10,6 @@ from specinfer.errors import RequestError
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
 
-SUPPORTED = frozenset(f.name for f in fields(SamplingParams))
 MAX_STOPS = 64
 MAX_LIST = 1024
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -32,12 +30,6 @@ class Speculation(Body):
 
 class SamplingFields(Body):
     """OpenAI's sampling fields and vLLM's; what is null or left out has SamplingParams' default."""
-
-    NEUTRAL: ClassVar[dict[str, Any]] = {
-        "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "typical_p": 1,
-        "logit_bias": {}, "bad_words": [], "include_stop_str_in_output": False, "skip_special_tokens": True,
-    }  # fmt: skip
-    """Values that ask for nothing: accepted also where SamplingParams has no such parameter."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -68,13 +60,11 @@ class SamplingFields(Body):
     def sampling_params(self, **others: Any) -> SamplingParams:
         """others: what a kind of request calls by another name; None is left out.
 
-        Raises RequestError for a bad value, and for a parameter that SamplingParams lacks.
+        Raises RequestError.
         """
         names = SamplingFields.model_fields.keys() - Service.__dataclass_fields__.keys()
         wanted = {name: getattr(self, name) for name in names} | others
-        wanted = {n: v for n, v in wanted.items() if v is not None and v != self.NEUTRAL.get(n)}
-        for name in wanted.keys() - SUPPORTED:
-            raise RequestError(f"{name} is not supported", hint="leave it out")
+        wanted = {name: value for name, value in wanted.items() if value is not None}
         if "seed" in wanted:
             wanted["seed"] %= 2**64
         if "logit_bias" in wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -64,12 +64,30 @@ class Response(BaseModel):
     system_fingerprint: str | None = None
 
 
+class CompletionLogprobs(BaseModel):
+    """[tokens] each; text_offset: where a token begins in the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class CompletionChoice(BaseModel):
+    """prompt_logprobs: [prompt tokens], by token id, in the first choice of a prompt, where asked for."""
+
     index: int
     text: str
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
 class Completion(Response):
@@ -87,12 +105,32 @@ class AssistantMessage(BaseModel):
     refusal: str | None = None
 
 
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The token that came, and the likeliest ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """[tokens of the answer, or of this part of it]"""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     finish_reason: FinishReason
     stop_reason: str | int | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: ChatLogprobs | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
 class ChatCompletion(Response):
@@ -114,7 +152,7 @@ class ChatChunkChoice(BaseModel):
     delta: Delta
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(Response):

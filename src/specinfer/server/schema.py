@@ -48,6 +48,8 @@ class GenerationBody(SamplingFields):
         """Raise RequestError for fields that don't go together, or can't be met yet."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options goes with stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs is not supported in a stream", hint="leave one of them out")
         if self.response_format is not None and self.response_format.type != "text":
             raise RequestError(
                 f"response_format {self.response_format.type} is not supported yet", hint="use type text"
@@ -79,8 +81,10 @@ class CompletionBody(GenerationBody):
             raise RequestError("best_of other than n is not supported", hint="leave it out")
         if self.suffix:
             raise RequestError("suffix is not supported", hint="leave it out")
-        if self.echo and self.logprobs is not None:
-            raise RequestError("echo with logprobs is not supported", hint="use prompt_logprobs")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise RequestError(
+                "logprobs with echo is not supported in a stream", hint="leave one of them out"
+            )
 
     def prompts(self) -> list[str | TokenIds]:
         """One entry per prompt."""

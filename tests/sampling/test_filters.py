@@ -1,4 +1,4 @@
-"""Processors: against a plain reference, and independent of the other rows to the bit."""
+"""Filters and end tokens: against a plain reference, and independent of the other rows to the bit."""
 
 from __future__ import annotations
 
@@ -9,29 +9,36 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import TypicalLogitsWarper
 
-from specinfer.sampling import Row, process
+from specinfer.sampling import Row, make_processors, process
 from specinfer.sampling_params import SamplingParams
 
 INF = math.inf
+NUM_TOKENS = 500
 
 
 def row(position=10, ends=(), **params):
     """A row with 10 tokens of prompt."""
+    sampling = SamplingParams(**params)
     return Row(
-        params=SamplingParams(**params),
+        params=sampling,
         seed=0,
         sample_index=0,
         position=position,
         num_prompt_tokens=10,
         end_token_ids=tuple(ends),
-        history=(),
+        history=(0,) * position,
+        processors=make_processors(
+            sampling, num_prompt_tokens=10, end_token_ids=ends, bad_words=(), vocab_size=NUM_TOKENS
+        ),
     )
 
 
 def one(values, token_ids=None, **params):
     ids = None if token_ids is None else torch.tensor(token_ids)
-    return process(torch.tensor([values], dtype=torch.float32), [row(**params)], ids)[0].tolist()
+    logits = torch.tensor([values], dtype=torch.float32)
+    return process(logits, [row(**params)], ids, NUM_TOKENS)[0].tolist()
 
 
 def kept(values, **params):
@@ -45,6 +52,7 @@ def params(draw):
         top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 300])),
         top_p=draw(st.sampled_from([1.0, 1.0, 0.1, 0.5, 0.9, 0.999])),
         min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0])),
+        typical_p=draw(st.sampled_from([1.0, 1.0, 0.2, 0.9])),
         min_tokens=draw(st.sampled_from([0, 3])),
         ends=draw(st.sampled_from([(), (0,), (2, 3)])),
         position=draw(st.sampled_from([10, 12, 13])),
@@ -76,6 +84,16 @@ def reference(x, row):
         keep = keep[before < p.top_p * weights.sum()]
     result = np.full_like(x, -INF)
     result[keep] = x[keep]
+    if p.typical_p < 1:
+        kept = result.astype(np.float64)
+        weights = np.exp(kept - kept.max())
+        probabilities = weights / weights.sum()
+        logs = np.log(probabilities, out=np.full_like(kept, -INF), where=probabilities > 0)
+        entropy = -(probabilities[probabilities > 0] * logs[probabilities > 0]).sum()
+        surprise = np.round(abs(-logs - entropy), 9)
+        order = np.argsort(surprise, kind="stable")
+        last = min(int((probabilities[order].cumsum() < p.typical_p).sum()), len(order) - 1)
+        result[surprise > surprise[order[last]]] = -INF
     return result
 
 
@@ -93,7 +111,8 @@ def test_rows_equal_the_reference_and_do_not_see_each_other(many, seed, vocab):
 
 
 @given(params(), st.integers(0, 100))
-def test_the_likeliest_token_survives(p, seed):
+def test_the_likeliest_token_survives_all_but_typical_p(p, seed):
+    p["typical_p"] = 1.0
     logits = some_logits(seed, 1, 50)
     allowed = logits[0].clone()
     if p["position"] - 10 < p["min_tokens"]:
@@ -103,7 +122,7 @@ def test_the_likeliest_token_survives(p, seed):
 
 def test_a_large_flat_vocabulary_needs_the_whole_sort():
     logits = some_logits(0, 2, 20_001) * 0.1
-    rows = [row(top_p=0.95), row(top_p=0.01)]
+    rows = [row(top_p=0.95), row(typical_p=0.95)]
     out = process(logits, rows)
     for i, r in enumerate(rows):
         assert np.array_equal(reference(logits[i].numpy(), r), out[i].numpy())
@@ -142,10 +161,27 @@ def test_the_order_is_temperature_then_min_p_then_top_k_then_top_p():
     assert kept(log, min_p=0.5, top_p=0.6) == [0]  # min_p leaves 0.5 and 0.3
 
 
+def test_typical_p_keeps_what_is_neither_likely_nor_unlikely():
+    log = [math.log(p) for p in (0.5, 0.25, 0.125, 0.125)]  # 1, 2, 3, 3 bits; the entropy is 1.75
+    assert kept(log, typical_p=0.2) == [1]
+    assert kept(log, typical_p=0.3) == [0, 1]
+    assert kept(log, typical_p=0.8) == [0, 1, 2, 3]  # the last two are as good as each other
+    assert kept(log, typical_p=0.2, temperature=0.0) == [0, 1, 2, 3]
+    assert kept(log, typical_p=0.2, top_k=1) == [0]
+
+
+@given(st.integers(0, 200), st.sampled_from([0.1, 0.5, 0.9, 0.99]), st.sampled_from([1.0, 0.7]))
+def test_typical_p_as_transformers_has_it(seed, typical_p, temperature):
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 200)).astype(np.float32) * 2)
+    expected = TypicalLogitsWarper(typical_p)(None, logits / temperature)
+    ours = process(logits, [row(typical_p=typical_p, temperature=temperature)] * 2)
+    assert torch.equal(ours.isinf(), expected.isinf())
+
+
 def test_end_tokens_are_banned_below_min_tokens():
     assert kept([0.0, 5.0, 1.0], ends=[1], min_tokens=2, position=11) == [0, 2]
     assert kept([0.0, 5.0, 1.0], ends=[1], min_tokens=2, position=12) == [0, 1, 2]
-    assert kept([0.0, 5.0, 1.0], ends=[1, 99], min_tokens=2, temperature=0.0) == [0, 2]
+    assert kept([0.0, 5.0, 1.0], ends=[1, 999], min_tokens=2, temperature=0.0) == [0, 2]
     assert kept([0.0, 5.0, 1.0], ends=[1], min_tokens=2, top_k=1) == [2]
 
 
