@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from specinfer.errors import RequestError
 
+MAX_SECONDS = 1e6
 PATIENCE = 10.0
 """Seconds after which a request without a ttft of its own wants its first token."""
 
@@ -32,8 +32,8 @@ class Service:
             raise RequestError(f"priority must be an integer, got {self.priority!r}")
         for name in ("ttft", "tpot"):
             seconds = getattr(self, name)
-            if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
-                raise RequestError(f"{name} must be a positive number of seconds, got {seconds!r}")
+            if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= MAX_SECONDS):
+                raise RequestError(f"{name} must be in (0, {MAX_SECONDS:g}] seconds, got {seconds!r:.40}")
         if not isinstance(self.speculation, bool):
             raise RequestError(f"speculation must be True or False, got {self.speculation!r}")
 

@@ -115,7 +115,14 @@ def test_a_request_without_speculation_beside_others(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"priority": 1.5}, {"ttft": 0}, {"tpot": float("inf")}, {"tpot": float("nan")}, {"speculation": 1}],
+    [
+        {"priority": 1.5},
+        {"ttft": 0},
+        {"tpot": float("inf")},
+        {"tpot": float("nan")},
+        {"ttft": 10**400},
+        {"speculation": 1},
+    ],
 )
 def test_bad_services(bad: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(bad))):

@@ -235,7 +235,7 @@ def test_fields_of_openais_own_service_are_accepted(client: openai.OpenAI) -> No
         ({"max_tokens": 1000}, "max_tokens", "context of 512"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"extra_body": {"top_q": 1}}, "top_q", "unknown field 'top_q'"),
-        ({"extra_body": {"priority": 0, "ttft": -1}}, "ttft", "positive"),
+        ({"extra_body": {"priority": 0, "ttft": -1}}, "ttft", "seconds"),
         (
             {"extra_body": {"response_format": {"type": "json_object"}}},
             "response_format",

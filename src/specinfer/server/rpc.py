@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +48,16 @@ class Inference:
         """The handler of Generate."""
         try:
             self._keys.check(str(dict(context.invocation_metadata()).get("authorization", "")))
-            async with asyncio.timeout(self._config.request_timeout):
-                async for response in self._responses(request):
+            async with (
+                asyncio.timeout(self._config.request_timeout),
+                aclosing(self._responses(request)) as responses,
+            ):
+                async for response in responses:
                     yield response
         except Exception as error:
             await context.abort(*as_status(as_api_error(error)))
 
-    async def _responses(self, request: Any) -> AsyncIterator[Any]:
+    async def _responses(self, request: Any) -> AsyncGenerator[Any]:
         sampling = fields_of(request)
         params = sampling.sampling_params(
             max_tokens=request.max_tokens if request.HasField("max_tokens") else MAX_TOKENS
