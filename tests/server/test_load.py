@@ -134,7 +134,7 @@ def test_a_client_sees_what_the_engine_made(server: Any, alone: list[list[Comple
     async def main() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             calls = []
-            for prompt, params, service in requests():
+            for prompt, params, service in requests()[::2]:
                 extra = {"top_k": params.top_k, "priority": service.priority}
                 calls.append(client.completions.create(
                     model="tiny", prompt=prompt, seed=params.seed, temperature=params.temperature,
@@ -143,6 +143,6 @@ def test_a_client_sees_what_the_engine_made(server: Any, alone: list[list[Comple
                 ))  # fmt: skip
             return await asyncio.gather(*calls)
 
-    for answer, expected in zip(asyncio.run(main()), alone, strict=True):
+    for answer, expected in zip(asyncio.run(main()), alone[::2], strict=True):
         assert [c.text for c in answer.choices] == [o.text for o in expected]
         assert [c.finish_reason for c in answer.choices] == [o.finish_reason for o in expected]

@@ -27,7 +27,7 @@ CHECKS = {
     GenerationMode.NEGATIVE: [*PROMISES, negative_data_rejection],
 }
 TIMEOUT = 60
-NUM_EXAMPLES = 40
+NUM_EXAMPLES = 25
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
