@@ -22,10 +22,11 @@ LEVELS = {
     "runtime": 4,
     "draft": 5,
     "engine": 6,
-    "llm": 7, "cli": 7, "server": 7, "__main__": 7, "__init__": 8,
+    "llm": 7, "cli": 7, "server": 7, "distill": 7, "__main__": 7, "__init__": 8,
 }  # fmt: skip
 MAY_IMPORT_ITS_LEVEL = {
-    "cli": {"llm", "server"},
+    "cli": {"distill", "llm", "server"},
+    "distill": {"llm"},
     "__main__": {"cli"},
     "config": {"errors"},
     "sampling_params": {"errors"},

@@ -86,7 +86,6 @@ def p_value(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
     return float(stats.chisquare(observed, expected).pvalue)
 
 
-SEEDS = [21, 22]
 PARAMS = SamplingParams(temperature=0.9, top_k=7, max_tokens=NUM_TOKENS + 1, n=400)
 
 
@@ -144,6 +143,7 @@ def test_a_wrong_verifier_shows(models: list[Path], exact: Any, put: Any) -> Non
     assert p_value(seen, exact(PARAMS)) < 1e-6
 
 
+SEEDS = [21, 22]
 WORDS = [[3], [2, 6], [6, 6], [1, 4, 1]]
 PARAMETERS: dict[str, dict[str, Any]] = {
     "typical_p": {"typical_p": 0.7},

@@ -1,0 +1,92 @@
+"""A model's logits along texts that are already written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.attention import Span
+from specinfer.llm import LLM
+from specinfer.runtime import Batch, WorkItem
+from specinfer.runtime.native import own_threads
+
+Ints = NDArray[np.int64]
+MAX_FORWARD_TOKENS = 1024
+"""Unless one text alone is longer. Any engine's idle pool holds as many."""
+
+
+class Text(NamedTuple):
+    """tokens: [n], prompt and answer; num_prompt: tokens of the prompt."""
+
+    tokens: Ints
+    num_prompt: int
+
+    @property
+    def prompt(self) -> Ints:
+        """The prompt's tokens."""
+        return self.tokens[: self.num_prompt]
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens) - self.num_prompt
+
+
+def forced_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[torch.Tensor]:
+    """[num_rows, vocabulary] for each text: the logits that each token of its answer was chosen from.
+
+    The engine is idle meanwhile. Several texts share a forward, and neighbours with one prompt its rows:
+    their answers are a tree below it.
+    """
+    batch: list[list[Text]] = []
+    num_tokens = 0
+    for text in texts:
+        is_sibling = bool(batch) and np.array_equal(batch[-1][0].prompt, text.prompt)
+        size = text.num_rows if is_sibling else len(text.tokens)
+        if batch and num_tokens + size > MAX_FORWARD_TOKENS:
+            yield from _forward(llm, batch)
+            batch, num_tokens, is_sibling, size = [], 0, False, len(text.tokens)
+        if is_sibling:
+            batch[-1].append(text)
+        else:
+            batch.append([text])
+        num_tokens += size
+    if batch:
+        yield from _forward(llm, batch)
+
+
+def _forward(llm: LLM, families: Sequence[Sequence[Text]]) -> Sequence[torch.Tensor]:
+    engine = llm.engine
+    items, held = [], []
+    try:
+        for family in families:
+            token_ids, parents, rows = family_tree(family)
+            slots = engine.allocator.allocate(len(token_ids))
+            assert slots is not None, "an idle engine has room for what it wrote"
+            held.append(slots)
+            items.append(WorkItem(Span(slots[:0], slots, parents), token_ids, rows))
+        with own_threads(engine.parts.runner):
+            logits, _ = engine.parts.runner.run(Batch.of(items))
+    finally:
+        for slots in held:
+            engine.allocator.free(slots)
+    return torch.split(logits, [text.num_rows for family in families for text in family])
+
+
+def family_tree(family: Sequence[Text]) -> tuple[Ints, Ints, Ints]:
+    """Answers to one prompt as a tree below it: token ids, parents, and the rows that each text's answer is
+    chosen from, text after text. No answer's last token is read: nothing follows it."""
+    root = len(family[0].prompt) - 1
+    token_ids, parents, rows = [family[0].prompt], [np.arange(-1, root)], []
+    start = root + 1
+    for text in family:
+        nodes = np.arange(start, start + text.num_rows - 1)
+        token_ids.append(text.tokens[text.num_prompt : -1])
+        parents.append(np.concatenate([[root], nodes])[:-1])
+        rows.append(np.concatenate([[root], nodes]))
+        start += len(nodes)
+    return np.concatenate(token_ids), np.concatenate(parents), np.concatenate(rows)

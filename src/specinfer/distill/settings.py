@@ -1,0 +1,92 @@
+"""DistillSettings: everything a distillation is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from specinfer.config import check_positive
+from specinfer.distill.answers import TEMPERATURES
+from specinfer.distill.batches import MAX_CONTEXT
+from specinfer.distill.prompts import Prompt, digest
+from specinfer.distill.shape import parse_size
+from specinfer.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings:
+    """Validated on construction.
+
+    target: as EngineConfig.model. prompts: a file for `read_prompts`, None for the built-in ones, of which
+    num_prompts are drawn. max_tokens: longest answer. size: millions of parameters, as in "7m". init: a
+    draft to go on from, instead of a size and a vocabulary. vocab_size: tokens that the draft works on.
+    num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning rate of None is 2e-3 for a fresh
+    draft and 5e-4 for one to go on from. num_members: drafts that cover each other. seed: of prompts, noise,
+    weights and order. device, max_num_seqs: as EngineConfig; they change no result on a CPU.
+    """
+
+    target: str
+    prompts: Path | None = None
+    num_prompts: int = 4000
+    max_tokens: int = 192
+    size: str = "7m"
+    init: Path | None = None
+    vocab_size: int = 16384
+    num_epochs: int = 6
+    learning_rate: float | None = None
+    batch_tokens: int = 4096
+    num_members: int = 1
+    seed: int = 0
+    device: str = "auto"
+    max_num_seqs: int = 32
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type == "int" and field.name != "seed":
+                check_positive(field.name, getattr(self, field.name))
+        if self.max_tokens > MAX_CONTEXT:
+            raise ConfigError(
+                f"max_tokens is {self.max_tokens}; of a text at most {MAX_CONTEXT} tokens are learnt from",
+                hint=f"lower it to {MAX_CONTEXT} or less",
+            )
+        parse_size(self.size)
+        if self.seed < 0:
+            raise ConfigError(f"seed must not be negative, got {self.seed}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < 1:
+            raise ConfigError(f"learning_rate must be in (0, 1), got {self.learning_rate}")
+        if self.init is not None and self.num_members > 1:
+            raise ConfigError(
+                "members are trained from random weights, or they would miss the same tokens",
+                hint="give --init or --members, not both",
+            )
+
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate meant."""
+        return self.learning_rate or (2e-3 if self.init is None else 5e-4)
+
+    def data_record(self, prompts: list[Prompt]) -> dict[str, Any]:
+        """What decides the answers."""
+        return {
+            "target": self.target,
+            "source": "built-in" if self.prompts is None else self.prompts.name,
+            "prompts": digest(prompts),
+            "temperatures": list(TEMPERATURES),
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+        }
+
+    def training_record(self, prompts: list[Prompt]) -> dict[str, Any]:
+        """What decides the drafts."""
+        return {
+            "data": self.data_record(prompts),
+            "size": self.size if self.init is None else None,
+            "init": None if self.init is None else str(self.init),
+            "vocab_size": self.vocab_size if self.init is None else None,
+            "num_epochs": self.num_epochs,
+            "learning_rate": self.peak_rate,
+            "batch_tokens": self.batch_tokens,
+            "num_members": self.num_members,
+            "seed": self.seed,
+        }
