@@ -29,7 +29,9 @@ class Setup:
     def random(self, n: int, heads: int) -> torch.Tensor:
         return torch.randn(n, heads, self.head_dim, generator=self.generator).to(self.dtype)
 
-    def backend(self, layout: np.random.Generator) -> tuple[TorchAttention, np.ndarray]:
+    def backend(
+        self, layout: np.random.Generator, window: int | None = None
+    ) -> tuple[TorchAttention, np.ndarray]:
         """A backend over a freshly shuffled pool, and the slot order it is to be used in."""
         shape = (NUM_SLOTS + 1, self.num_kv_heads, self.head_dim)
         self.pool_k, self.pool_v = torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
@@ -39,6 +41,7 @@ class Setup:
             num_heads=self.num_heads,
             scale=self.head_dim**-0.5,
             null_slot=NUM_SLOTS,
+            windows=[window],
         )
         return backend, layout.permutation(NUM_SLOTS)
 
@@ -49,17 +52,24 @@ class Setup:
 
 
 def reference(
-    setup: Setup, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context_len: int, parents: Sequence[int]
+    setup: Setup,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    context_len: int,
+    parents: Sequence[int],
+    window: int | None,
 ) -> torch.Tensor:
-    """Each token's softmax over context, ancestors and itself, in fp64."""
+    """Each token's softmax over the last `window` of context, ancestors and itself, in fp64."""
     rows = []
     for token in range(len(parents)):
         path, node = [], token
         while node >= 0:
             path.append(node)
             node = parents[node]
-        keys = torch.cat([setup.context_k[:context_len], k[path[::-1]]]).double()
-        values = torch.cat([setup.context_v[:context_len], v[path[::-1]]]).double()
+        seen = slice(-(window or 10**6), None)
+        keys = torch.cat([setup.context_k[:context_len], k[path[::-1]]])[seen].double()
+        values = torch.cat([setup.context_v[:context_len], v[path[::-1]]])[seen].double()
         group = setup.num_heads // setup.num_kv_heads
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         weights = torch.einsum("hd,lhd->hl", q[token].double(), keys).mul(setup.head_dim**-0.5).softmax(-1)
@@ -70,29 +80,31 @@ def reference(
 trees = st.lists(st.integers(0, 10**6), min_size=1, max_size=20).map(
     lambda picks: [-1] + [pick % i for i, pick in enumerate(picks, 1)]
 )
+windows = st.sampled_from([None, None, 1, 3, 100, 128, 200])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @settings(max_examples=8)
-@given(parents=trees, context_len=st.integers(0, 290), seed=st.integers(0, 99))
+@given(parents=trees, context_len=st.integers(0, 290), window=windows, seed=st.integers(0, 99))
 def test_equals_softmax(
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     tolerance: float,
     parents: list[int],
     context_len: int,
+    window: int | None,
     seed: int,
 ) -> None:
     setup = Setup(shape, dtype)
-    backend, order = setup.backend(np.random.default_rng(seed))
+    backend, order = setup.backend(np.random.default_rng(seed), window)
     n = len(parents)
     context, slots = order[:context_len], order[context_len : context_len + n]
     setup.fill_context(context)
     q, k, v = setup.random(n, shape[0]), setup.random(n, shape[1]), setup.random(n, shape[1])
     backend.plan([Span(context, slots, np.array(parents))])
     out = backend.run(q, k, v, 0)
-    expected = reference(setup, q, k, v, context_len, parents)
+    expected = reference(setup, q, k, v, context_len, parents, window)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
@@ -103,6 +115,7 @@ def test_equals_softmax(
 @given(
     parents=trees,
     context_len=st.integers(0, 280),
+    window=windows,
     seed=st.integers(0, 99),
     companions=st.lists(st.integers(1, 40), max_size=3),
 )
@@ -111,6 +124,7 @@ def test_bits_do_not_depend_on_the_batch(
     dtype: torch.dtype,
     parents: list[int],
     context_len: int,
+    window: int | None,
     seed: int,
     companions: list[int],
 ) -> None:
@@ -120,7 +134,7 @@ def test_bits_do_not_depend_on_the_batch(
     n = len(parents)
     q, k, v = setup.random(n, shape[0]), setup.random(n, shape[1]), setup.random(n, shape[1])
 
-    backend, order = setup.backend(rng)
+    backend, order = setup.backend(rng, window)
     context, slots = order[:context_len], order[context_len : context_len + n]
     setup.fill_context(context)
     spans, extra = [Span(context, slots, np.array(parents))], 0
@@ -143,7 +157,7 @@ def test_bits_do_not_depend_on_the_batch(
         while node >= 0:
             path.append(node)
             node = parents[node]
-        alone, order = setup.backend(rng)
+        alone, order = setup.backend(rng, window)
         setup.fill_context(order[:context_len])
         for depth, token in enumerate(path[::-1]):
             seen = order[: context_len + depth]

@@ -115,8 +115,8 @@ def test_bad_models(tiny_model: Path, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     refused(ModelError, str(missing), model=str(missing))
     refused(ModelError, "no config.json", str(tmp_path), model=str(tmp_path))
-    other = changed(tiny_model, tmp_path / "gpt", model_type="gpt2")
-    refused(ModelError, "'gpt2' is not supported", "llama", model=str(other))
+    other = changed(tiny_model, tmp_path / "t5", model_type="t5")
+    refused(ModelError, "'t5' is not supported", "no decoder", model=str(other))
     for name, content in [("garbage", b"\x07" * 100), ("empty", b""), ("truncated", None)]:
         directory = Path(shutil.copytree(tiny_model, tmp_path / name))
         path = directory / "model.safetensors"

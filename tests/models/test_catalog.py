@@ -232,15 +232,20 @@ def test_missing_files(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
+    seen: list[tuple[str, bool, bool]] = []
 
     def download(name: str, allow_patterns: list[str]) -> str:
-        seen[name] = allow_patterns
+        has_pickled = any(pattern.endswith(".bin") for pattern in allow_patterns)
+        seen.append((name, "*.safetensors" in allow_patterns, has_pickled))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert catalog.resolve_model_path("some-org/some.model_2") == tmp_path
-    assert "*.safetensors" in seen["some-org/some.model_2"]
+    name = "some-org/some.model_2"
+    assert catalog.resolve_model_path(name) == tmp_path
+    assert seen == [(name, True, False), (name, True, True)]  # pickled weights where there are no others
+    (tmp_path / "model.safetensors").touch()
+    assert catalog.resolve_model_path(name) == tmp_path
+    assert seen[2:] == [(name, True, False)]
 
 
 RESPONSE = MagicMock()

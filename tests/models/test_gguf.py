@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specinfer.errors import ModelError
 from specinfer.models.gguf import GGUFFile
@@ -21,7 +21,8 @@ QUANTS = gguf.GGMLQuantizationType
 Edit = Callable[[gguf.GGUFWriter], None]
 
 
-def tiny_llama(**changes: Any) -> LlamaForCausalLM:
+def tiny(arch: str = "llama", **changes: Any) -> PreTrainedModel:
+    """A random model of a GGUF architecture."""
     torch.manual_seed(0)
     settings = {
         "vocab_size": VOCAB,
@@ -29,13 +30,14 @@ def tiny_llama(**changes: Any) -> LlamaForCausalLM:
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
+        "head_dim": HIDDEN // HEADS,
         "intermediate_size": FEED_FORWARD,
         "tie_word_embeddings": False,
         **changes,
     }
-    model = LlamaForCausalLM(LlamaConfig(**settings)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **settings)).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # zero when made
+        if name.endswith(("bias", "_norm.weight")):  # zeros and ones when made
             torch.nn.init.normal_(parameter)
     return model
 
@@ -48,12 +50,14 @@ def permute(weights: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, An
 
 def write(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     quant: QUANTS = QUANTS.F32,
     edit: Edit = lambda _: None,
-    arch: str = "llama",
+    arch: str | None = None,
 ) -> Path:
+    """What llama.cpp's converter writes. arch: of the file, where it is not the model's type."""
     config = model.config
+    arch = arch or config.model_type
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(512)
     writer.add_embedding_length(config.hidden_size)
@@ -61,20 +65,24 @@ def write(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(50000.0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_array("test.strings", ["one", "two", "drei"])
     edit(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(
+        known.get(config.model_type, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers
+    )
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy()
-        if ".q_proj." in name:
+        if ".q_proj." in name and arch == "llama":
             values = permute(values, config.num_attention_heads)
-        if ".k_proj." in name:
+        if ".k_proj." in name and arch == "llama":
             values = permute(values, config.num_key_value_heads)
         stored = names.get_name(name, (".weight", ".bias"))
         assert stored
@@ -94,7 +102,7 @@ def write(
 )
 @pytest.mark.parametrize("biases", [False, True])
 def test_weights_equal_the_originals(tmp_path: Path, quant: QUANTS, tolerance: float, biases: bool) -> None:
-    model = tiny_llama(attention_bias=biases, mlp_bias=biases)
+    model = tiny(attention_bias=biases, mlp_bias=biases)
     file = GGUFFile(write(tmp_path / "tiny.gguf", model, quant))
     originals = model.state_dict()
     assert set(file.names()) == set(originals)
@@ -106,11 +114,18 @@ def test_weights_equal_the_originals(tmp_path: Path, quant: QUANTS, tolerance: f
     assert file.config()["mlp_bias"] is biases
 
 
+def is_dequantised(kind: QUANTS) -> bool:
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return kind not in (QUANTS.F32, QUANTS.F16)
+
+
 @pytest.mark.parametrize(
-    "quant", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "IQ2_XXS", "TQ1_0"]
+    "kind", [kind for kind in QUANTS if is_dequantised(kind)], ids=lambda kind: kind.name
 )
-def test_every_block_is_the_library_s(tmp_path: Path, quant: str) -> None:
-    kind = QUANTS[quant]
+def test_every_block_is_the_library_s(tmp_path: Path, kind: QUANTS) -> None:
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_rows, blocks = 36, 3
     raw = np.random.default_rng(0).integers(0, 60, (num_rows, blocks * block_bytes), dtype=np.uint8)
@@ -118,27 +133,36 @@ def test_every_block_is_the_library_s(tmp_path: Path, quant: str) -> None:
     def edit(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor("output_norm.bias", raw, raw_dtype=kind)
 
-    file = GGUFFile(write(tmp_path / "blocks.gguf", tiny_llama(), edit=edit))
+    file = GGUFFile(write(tmp_path / "blocks.gguf", tiny(), edit=edit))
     expected = torch.from_numpy(gguf.dequantize(raw, kind))
     assert expected.shape == (num_rows, blocks * block_len)
     assert torch.equal(file.get("model.norm.bias"), expected)
 
 
-def test_config_and_weights_make_the_same_model(tmp_path: Path) -> None:
-    model = tiny_llama(rope_parameters={"rope_type": "default", "rope_theta": 50000.0}, rms_norm_eps=1e-5)
-    file = GGUFFile(write(tmp_path / "tiny.gguf", model))
-    again = LlamaForCausalLM(LlamaConfig(**file.config())).eval()
-    again.load_state_dict({name: file.get(name) for name in file.names()})
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        assert torch.equal(model(ids).logits, again(ids).logits)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], Edit]] = {
+    "llama": ("llama", {}, lambda _: None),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}, lambda _: None),
+    "mistral": ("mistral", {"sliding_window": 33}, lambda w: w.add_sliding_window(33)),
+    "qwen2": ("qwen2", {}, lambda _: None),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}, lambda _: None),
+    "qwen3": ("qwen3", {"head_dim": 32}, lambda _: None),
+}
+
+
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_logits_equal_transformers(case: str, tmp_path: Path, make_runner, assert_equal_logits) -> None:  # noqa: ANN001
+    model_type, changes, edit = ARCHITECTURES[case]
+    rope = {"rope_type": "default", "rope_theta": 50000.0}
+    model = tiny(model_type, vocab_size=300, rope_parameters=rope, rms_norm_eps=1e-5, **changes)
+    arch = "llama" if model_type == "mistral" else model_type
+    assert_equal_logits(make_runner(write(tmp_path / "tiny.gguf", model, edit=edit, arch=arch)), model)
 
 
 def test_config(tmp_path: Path) -> None:
-    config = GGUFFile(write(tmp_path / "tiny.gguf", tiny_llama())).config()
+    config = GGUFFile(write(tmp_path / "tiny.gguf", tiny())).config()
     assert config == {
         "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "sliding_window": None,
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
@@ -160,7 +184,7 @@ def test_config(tmp_path: Path) -> None:
 
 
 def test_tied_embeddings(tmp_path: Path) -> None:
-    file = GGUFFile(write(tmp_path / "tiny.gguf", tiny_llama(tie_word_embeddings=True)))
+    file = GGUFFile(write(tmp_path / "tiny.gguf", tiny(tie_word_embeddings=True)))
     assert file.config()["tie_word_embeddings"] is True
     assert "lm_head.weight" not in file.names()
     with pytest.raises(ModelError, match=r"lm_head\.weight"):
@@ -172,20 +196,40 @@ def test_rope_scaling(tmp_path: Path) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(4.0)
 
-    rope = GGUFFile(write(tmp_path / "linear.gguf", tiny_llama(), edit=linear)).config()["rope_parameters"]
+    rope = GGUFFile(write(tmp_path / "linear.gguf", tiny(), edit=linear)).config()["rope_parameters"]
     assert rope == {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0}
 
     factors = np.linspace(1.0, 8.0, HIDDEN // HEADS // 2, dtype=np.float32)
     edit: Edit = lambda writer: writer.add_tensor("rope_freqs.weight", factors)  # noqa: E731
-    file = GGUFFile(write(tmp_path / "factors.gguf", tiny_llama(), edit=edit))
+    file = GGUFFile(write(tmp_path / "factors.gguf", tiny(), edit=edit))
     assert torch.equal(file.config()["rope_parameters"]["freq_factors"], torch.from_numpy(factors))
     assert not any("rope" in name for name in file.names())
 
     def yarn(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(128)
 
-    with pytest.raises(ModelError, match="yarn"):
-        GGUFFile(write(tmp_path / "yarn.gguf", tiny_llama(), edit=yarn))
+    rope = GGUFFile(write(tmp_path / "yarn.gguf", tiny(), edit=yarn)).config()["rope_parameters"]
+    assert rope == {
+        "rope_type": "yarn",
+        "rope_theta": 50000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        yarn(writer)
+        writer.add_rope_scaling_yarn_beta_fast(16.0)
+
+    with pytest.raises(ModelError, match="yarn_beta_fast"):
+        GGUFFile(write(tmp_path / "more.gguf", tiny(), edit=more))
+
+    def longrope(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+
+    with pytest.raises(ModelError, match="longrope"):
+        GGUFFile(write(tmp_path / "longrope.gguf", tiny(), edit=longrope))
 
 
 def test_metadata_equals_the_library_s_reader(tmp_path: Path) -> None:
@@ -199,7 +243,7 @@ def test_metadata_equals_the_library_s_reader(tmp_path: Path) -> None:
         writer.add_string("test.string", "naïve 🙂")
         writer.add_custom_alignment(128)
 
-    path = write(tmp_path / "tiny.gguf", tiny_llama(), edit=edit)
+    path = write(tmp_path / "tiny.gguf", tiny(), edit=edit)
     fields = gguf.GGUFReader(path).fields
     expected = {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
     assert GGUFFile(path).metadata == expected
@@ -207,7 +251,7 @@ def test_metadata_equals_the_library_s_reader(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_llama(num_hidden_layers=1)).read_bytes()
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny(num_hidden_layers=1)).read_bytes()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.02, 0.1, 0.5, 0.9, 0.999])
@@ -255,27 +299,30 @@ def test_not_a_gguf(tmp_path: Path) -> None:
 
 
 def test_unknown_architecture(tmp_path: Path) -> None:
-    path = write(tmp_path / "other.gguf", tiny_llama(), arch="mamba")
+    path = write(tmp_path / "other.gguf", tiny(), arch="mamba")
     with pytest.raises(ModelError, match="mamba") as caught:
         GGUFFile(path)
-    assert caught.value.hint == "supported in GGUF: llama"
+    assert caught.value.hint == "supported in GGUF: llama, qwen2, qwen3"
 
 
 def test_unsupported_type(tmp_path: Path) -> None:
     edit: Edit = lambda writer: writer.add_tensor("output_norm.bias", np.zeros(4, np.int32))  # noqa: E731
     with pytest.raises(ModelError, match=r"output_norm\.bias.*I32"):
-        GGUFFile(write(tmp_path / "ints.gguf", tiny_llama(), edit=edit))
+        GGUFFile(write(tmp_path / "ints.gguf", tiny(), edit=edit))
 
 
 def test_unknown_tensor_and_variants(tmp_path: Path) -> None:
     zeros = np.zeros(4, np.float32)
     edit: Edit = lambda writer: writer.add_tensor("blk.0.attn_q_norm.weight", zeros)  # noqa: E731
     with pytest.raises(ModelError, match="attn_q_norm"):
-        GGUFFile(write(tmp_path / "norms.gguf", tiny_llama(), edit=edit))
+        GGUFFile(write(tmp_path / "norms.gguf", tiny(), edit=edit))
+    window: Edit = lambda writer: writer.add_sliding_window(8)  # noqa: E731
+    with pytest.raises(ModelError, match="sliding window of 8"):
+        GGUFFile(write(tmp_path / "window.gguf", tiny("qwen2"), edit=window))
     with pytest.raises(ModelError, match="mixture of experts"):
-        GGUFFile(write(tmp_path / "moe.gguf", tiny_llama(), edit=lambda writer: writer.add_expert_count(8)))
+        GGUFFile(write(tmp_path / "moe.gguf", tiny(), edit=lambda writer: writer.add_expert_count(8)))
     with pytest.raises(ModelError, match="part of each head"):
-        GGUFFile(write(tmp_path / "rot.gguf", tiny_llama(), edit=lambda w: w.add_rope_dimension_count(8)))
+        GGUFFile(write(tmp_path / "rot.gguf", tiny(), edit=lambda w: w.add_rope_dimension_count(8)))
 
 
 def test_the_real_model(smollm2_path: Path) -> None:

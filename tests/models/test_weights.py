@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from specinfer.errors import ModelError
-from specinfer.models.weights import SafetensorsWeights
+from specinfer.models.weights import PrefixedWeights, SafetensorsWeights
 
 TENSORS = {
     "model.embed_tokens.weight": torch.arange(12.0).view(4, 3),
@@ -111,15 +111,19 @@ def test_bad_index(tmp_path: Path, content: str) -> None:
         SafetensorsWeights(tmp_path)
 
 
-def test_pickle_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ModelError, match="pickled") as caught:
-        SafetensorsWeights(tmp_path)
-    assert caught.value.hint is not None and "convert" in caught.value.hint
-
-
 def test_no_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither model\.safetensors nor"):
         SafetensorsWeights(tmp_path)
     with pytest.raises(ModelError, match="no model directory"):
         SafetensorsWeights(tmp_path / "absent")
+
+
+def test_names_of_the_bare_model(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    whole = SafetensorsWeights(tmp_path)
+    assert PrefixedWeights.of(whole, "model.") is whole
+    bare = {name.removeprefix("model."): tensor for name, tensor in TENSORS.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    weights = PrefixedWeights.of(SafetensorsWeights(tmp_path), "model.")
+    assert set(weights.names()) == set(TENSORS)
+    assert all(torch.equal(weights.get(name), tensor) for name, tensor in TENSORS.items())

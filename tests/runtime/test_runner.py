@@ -32,7 +32,7 @@ def test_ranges_of_layers_add_up(tiny_model: Path) -> None:
     runner = make_runner(tiny_model)
     batch = Batch.of([trunk([1, 2, 3, 4, 5], [4])])
     logits, captured = runner.run(batch, capture_layers={0, 1})
-    hidden = runner.model.embed(torch.from_numpy(batch.token_ids))
+    hidden = runner.model.embed(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions))
     first, _ = runner.run_layers(batch, hidden, range(1))
     second, _ = runner.run_layers(batch, first, range(1, 2))
     assert torch.equal(first, captured[0]) and torch.equal(second, captured[1])

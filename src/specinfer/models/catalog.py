@@ -37,6 +37,7 @@ from specinfer.errors import ConfigError, DownloadError, ModelError
 logger = logging.getLogger(__name__)
 
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
+PICKLED_FILES = "pytorch_model*.bin"
 DATA = Path(__file__).parent / "data"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _CHUNK = 1 << 20
@@ -309,7 +310,10 @@ def _hub_path(name: str, progress: bool) -> Path:
     quiet = contextlib.nullcontext() if shown else _no_hub_bars()
     try:
         with quiet:
-            return Path(huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES))
+            path = Path(huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES))
+            if not any(path.glob("*.safetensors")):
+                huggingface_hub.snapshot_download(name, allow_patterns=[*HUB_FILES, PICKLED_FILES])
+            return path
     except GatedRepoError as error:
         raise ModelError(
             f"{name} on the Hugging Face hub is gated",

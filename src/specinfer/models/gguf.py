@@ -1,4 +1,4 @@
-"""GGUF files: metadata, the Llama configuration in Hugging Face's words, and dequantised weights.
+"""GGUF files: metadata, the configuration in Hugging Face's words, and dequantised weights.
 
 The header is parsed here, with every read checked against the file's end: the `gguf` library's own
 reader takes seconds on a 49k-token vocabulary and does not notice a header that was cut short. Block
@@ -22,7 +22,7 @@ import torch
 from specinfer.errors import ModelError
 from specinfer.models.weights import missing_tensor
 
-SUPPORTED_ARCHITECTURES = ("llama",)
+SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _FETCH_AGAIN = "the file is corrupt or was cut short: delete it and fetch it again"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -44,6 +44,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QWEN3_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Read into rope_parameters, or derived data that older converters wrote.
 _NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
@@ -132,7 +133,8 @@ class GGUFFile:
         return str(self.metadata.get("general.architecture", ""))
 
     def config(self) -> dict[str, Any]:
-        """The keys and values of a Hugging Face LlamaConfig.
+        """The keys and values of a Hugging Face configuration. Architecture llama with a sliding window is
+        model type mistral.
 
         `rope_parameters` may also carry `freq_factors` (fp32 `[head_dim / 2]`): what each rotary frequency
         is to be divided by. A GGUF has the factors but not the llama3 parameters they were made from.
@@ -144,10 +146,12 @@ class GGUFFile:
         return self._stored_as.keys()
 
     def get(self, name: str) -> torch.Tensor:
-        """The tensor in fp32, q and k rows in Hugging Face's order. Raises ModelError if it is missing."""
+        """The tensor in fp32, rows in Hugging Face's order. Raises ModelError if it is missing."""
         if name not in self._stored_as:
             raise missing_tensor(name, self.path)
         values = self._dequantize(self._stored_as[name])
+        if self.architecture != "llama":  # the converter reorders q and k of this one alone
+            return values
         if ".q_proj." in name:
             return self._unpermute(name, values, self._config["num_attention_heads"])
         if ".k_proj." in name:
@@ -256,13 +260,14 @@ class GGUFFile:
 
     def _rename(self) -> dict[str, str]:
         stored_as: dict[str, str] = {}
+        layer_names = _LAYER_NAMES | (_QWEN3_NAMES if self.architecture == "qwen3" else {})
         for stored in self._tensors:
             if _NOT_WEIGHTS.fullmatch(stored):
                 continue
             base, _, kind = stored.rpartition(".")
             match = _LAYER_TENSOR.fullmatch(stored)
-            if match and match[2] in _LAYER_NAMES:
-                stored_as[f"model.layers.{int(match[1])}.{_LAYER_NAMES[match[2]]}.{match[3]}"] = stored
+            if match and match[2] in layer_names:
+                stored_as[f"model.layers.{int(match[1])}.{layer_names[match[2]]}.{match[3]}"] = stored
             elif base in _TOP_NAMES and kind in ("weight", "bias"):
                 stored_as[f"{_TOP_NAMES[base]}.{kind}"] = stored
             else:
@@ -303,9 +308,15 @@ class GGUFFile:
             f"{name}_token_id": self.metadata.get(f"tokenizer.ggml.{key}_token_id")
             for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         }
+        window = int(self._key("attention.sliding_window", 0))
+        if window and self.architecture != "llama":
+            raise ModelError(
+                f"{self.path} does not say which layers have its sliding window of {window}",
+                hint="use the model's Hugging Face directory",
+            )
         return {
-            "model_type": self.architecture,
-            "architectures": ["LlamaForCausalLM"],
+            "model_type": "mistral" if window else self.architecture,
+            "sliding_window": window or None,
             "hidden_size": hidden_size,
             "num_hidden_layers": int(self._key("block_count")),
             "num_attention_heads": num_heads,
@@ -336,13 +347,17 @@ class GGUFFile:
         old_factor = self._key("rope.scale_linear", 1.0)
         factor = self._key("rope.scaling.factor", old_factor)
         scaling = self._key("rope.scaling.type", "linear" if old_factor != 1.0 else "none")
-        if scaling == "linear" and factor not in (0.0, 1.0):
-            rope |= {"rope_type": "linear", "factor": _shortest(factor)}
+        if scaling in ("linear", "yarn") and factor not in (0.0, 1.0):
+            rope |= {"rope_type": scaling, "factor": _shortest(factor)}
         elif scaling not in ("linear", "none"):
             raise ModelError(
                 f"{self.path} scales positions by {scaling!r}, which is not supported",
-                hint="supported in GGUF: none, linear, and frequency factors (Llama 3.1)",
+                hint="supported in GGUF: none, linear, yarn, and frequency factors (Llama 3.1)",
             )
+        if scaling == "yarn":
+            if other := [key for key in self.metadata if "rope.scaling.yarn_" in key]:
+                raise ModelError(f"{self.path}: {other[0]} is not supported", hint="use another model")
+            rope["original_max_position_embeddings"] = int(self._key("rope.scaling.original_context_length"))
         if "rope_freqs.weight" in self._tensors:
             factors = self._dequantize("rope_freqs.weight")
             if factors.shape != (head_dim // 2,):

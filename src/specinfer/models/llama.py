@@ -1,113 +1,99 @@
-"""Llama (Touvron et al., arXiv 2302.13971 and later): RMSNorm, rotary, grouped queries, SwiGLU.
-
-A model sees (token ids, positions, attention): no mask, no tree, no cache enters this file.
-"""
+"""Llama (Touvron et al., arXiv 2302.13971 and later): RMSNorm, rotary, grouped queries, SwiGLU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-import torch.nn.functional as F
 
-from specinfer.attention import AttentionBackend
+from specinfer.models.builder import Builder
 from specinfer.models.config import ModelConfig
-from specinfer.models.linear import Linear, LinearFactory
+from specinfer.models.decoder import Decoder, PreNormLayer, compose
+from specinfer.models.family import Family
+from specinfer.models.feed_forward import GatedFeedForward
+from specinfer.models.raw import RawConfig
+from specinfer.models.rope import read_rope
 from specinfer.models.rotary import Rotary
-from specinfer.models.weights import WeightSource, find, take
+from specinfer.models.self_attention import SelfAttention
 
-CosSin = tuple[torch.Tensor, torch.Tensor]
-
-
-class LlamaLayer:
-    """Attention and feed-forward of one layer."""
-
-    def __init__(
-        self, index: int, config: ModelConfig, weights: WeightSource, factory: LinearFactory, rotary: Rotary
-    ) -> None:
-        c = config
-        name = f"model.layers.{index}"
-        num_q, num_kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-
-        def linear(parts: Mapping[str, int], in_features: int) -> Linear:
-            return factory.linear(
-                [take(weights, f"{name}.{part}.weight", rows, in_features) for part, rows in parts.items()],
-                [find(weights, f"{name}.{part}.bias", rows) for part, rows in parts.items()],
-            )
-
-        def norm(part: str) -> torch.Tensor:
-            return factory.table(take(weights, f"{name}.{part}.weight", c.hidden_size))
-
-        self._index = index
-        self._config = config
-        self._rotary = rotary
-        self._input_norm = norm("input_layernorm")
-        self._post_norm = norm("post_attention_layernorm")
-        self._qkv = linear(
-            {"self_attn.q_proj": num_q, "self_attn.k_proj": num_kv, "self_attn.v_proj": num_kv}, c.hidden_size
-        )
-        self._out = linear({"self_attn.o_proj": c.hidden_size}, num_q)
-        self._gate_up = linear(
-            {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}, c.hidden_size
-        )
-        self._down = linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size)
-
-    def __call__(self, hidden: torch.Tensor, cos_sin: CosSin, attention: AttentionBackend) -> torch.Tensor:
-        """hidden: [n, hidden_size] -> the same."""
-        c = self._config
-        num_qk = c.num_heads + c.num_kv_heads
-        x = F.rms_norm(hidden, (c.hidden_size,), self._input_norm, c.rms_norm_eps)
-        qkv = self._qkv(x).view(-1, num_qk + c.num_kv_heads, c.head_dim)
-        qk = self._rotary.rotate(qkv[:, :num_qk], cos_sin)
-        attended = attention.run(qk[:, : c.num_heads], qk[:, c.num_heads :], qkv[:, num_qk:], self._index)
-        hidden = hidden + self._out(attended.reshape(-1, c.num_heads * c.head_dim))
-        x = F.rms_norm(hidden, (c.hidden_size,), self._post_norm, c.rms_norm_eps)
-        gate, up = self._gate_up(x).tensor_split(2, -1)
-        return hidden + self._down(silu(gate).mul_(up))
+PREFIX = "model."
+LAYERS = "model.layers"
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
-    """silu of [n, columns], each row as if it were alone: beyond 32768 elements torch would split the work
-    where it likes, and the ends of its parts are computed by other code than their middles."""
-    rows = max(1, 32767 // x.shape[1])
-    if x.shape[0] <= rows:
-        return F.silu(x)
-    return torch.cat([F.silu(x[i : i + rows]) for i in range(0, x.shape[0], rows)])
+def read_config(raw: RawConfig) -> ModelConfig:
+    raw.expect(hidden_act="silu", partial_rotary_factor=1.0)
+    num_heads = raw.read("num_attention_heads", int)
+    hidden_size = raw.read("hidden_size", int)
+    num_layers = raw.read("num_hidden_layers", int)
+    head_dim = raw.read("head_dim", int, hidden_size // max(1, num_heads))
+    max_position = raw.read("max_position_embeddings", int, 2048)
+    rope = read_rope(raw, head_dim, max_position)
+    if rope.kind == "yarn":  # switched on in the config alone, it reaches beyond max_position_embeddings
+        max_position = max(max_position, int(rope.factor * rope.original_max_position))
+    return ModelConfig(
+        model_type=raw.read("model_type", str),
+        vocab_size=raw.read("vocab_size", int),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=raw.read("num_key_value_heads", int, num_heads),
+        head_dim=head_dim,
+        intermediate_size=raw.read("intermediate_size", int),
+        norm_eps=raw.read("rms_norm_eps", float, 1e-6),
+        max_position=max_position,
+        tie_embeddings=raw.read("tie_word_embeddings", bool, False),
+        windows=(None,) * num_layers,
+        rope=rope,
+        embedding_size=hidden_size,
+    )
 
 
-class Llama:
-    """A Llama decoder, run layer by layer by a ModelRunner."""
+def build(b: Builder, head_norms: tuple[str, str] | None = None) -> Decoder:
+    """head_norms: names, in a layer's attention, of the norms of q's and k's heads."""
+    rotary = b.rotary()
+    embedding = b.table("model.embed_tokens.weight", b.config.vocab_size, b.config.hidden_size)
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: WeightSource,
-        factory: LinearFactory,
-        max_position: int,
-        head_size: int,
-    ) -> None:
-        """head_size: rows of the head, fewer than config.vocab_size in a draft on a subset."""
-        self.config = config
-        self._rotary = Rotary(config.rope, config.head_dim, max_position, factory.dtype).to(factory.device)
-        embedding = take(weights, "model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._embedding = factory.table(embedding)
-        self.layers = [
-            LlamaLayer(i, config, weights, factory, self._rotary) for i in range(config.num_layers)
-        ]
-        self._norm = factory.table(take(weights, "model.norm.weight", config.hidden_size))
-        head_name = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-        head = take(weights, head_name, head_size, config.hidden_size)
-        self._head = factory.linear([head], [find(weights, "lm_head.bias", head_size)])
+    def embed(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return embedding.index_select(0, token_ids)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[n] -> [n, hidden_size]."""
-        return self._embedding.index_select(0, token_ids)
+    return Decoder(
+        b.config,
+        embed,
+        [build_layer(b, i, rotary, head_norms) for i in range(b.config.num_layers)],
+        compose(b.rms_norm("model.norm"), b.head("model.embed_tokens")),
+        rotary,
+    )
 
-    def positions(self, positions: torch.Tensor) -> CosSin:
-        """What the layers need of the positions [n], shared by all of them."""
-        return self._rotary.at(positions)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] -> logits [rows, vocab_size]."""
-        c = self.config
-        return self._head(F.rms_norm(hidden, (c.hidden_size,), self._norm, c.rms_norm_eps))
+def build_layer(b: Builder, index: int, rotary: Rotary, head_norms: tuple[str, str] | None) -> PreNormLayer:
+    c = b.config
+    name = f"{LAYERS}.{index}"
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    num_q, num_kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    parts = {f"{attention}.q_proj": num_q, f"{attention}.k_proj": num_kv, f"{attention}.v_proj": num_kv}
+    norms = None
+    if head_norms is not None:
+        q_norm, k_norm = (b.rms_norm(f"{attention}.{norm}", c.head_dim) for norm in head_norms)
+        norms = q_norm, k_norm
+    return PreNormLayer(
+        b.rms_norm(f"{name}.input_layernorm"),
+        SelfAttention(
+            index,
+            c.num_heads,
+            c.num_kv_heads,
+            c.head_dim,
+            b.linear(c.hidden_size, parts),
+            b.linear(num_q, {f"{attention}.o_proj": c.hidden_size}),
+            rotary,
+            norms,
+        ),
+        b.rms_norm(f"{name}.post_attention_layernorm"),
+        GatedFeedForward(
+            b.linear(
+                c.hidden_size,
+                {f"{mlp}.gate_proj": c.intermediate_size, f"{mlp}.up_proj": c.intermediate_size},
+            ),
+            b.linear(c.intermediate_size, {f"{mlp}.down_proj": c.hidden_size}),
+        ),
+    )
+
+
+FAMILY = Family(read_config, build, PREFIX, LAYERS)

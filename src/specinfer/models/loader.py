@@ -12,12 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import ModelError
+from specinfer.models.builder import Builder
 from specinfer.models.config import ModelConfig
+from specinfer.models.decoder import Decoder
+from specinfer.models.families import FAMILIES
+from specinfer.models.family import Family
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.linear import LinearFactory
-from specinfer.models.llama import Llama
+from specinfer.models.pickled import PickledWeights
+from specinfer.models.raw import RawConfig
 from specinfer.models.tokenizer import Tokenizer
-from specinfer.models.weights import SafetensorsWeights, WeightSource
+from specinfer.models.weights import PrefixedWeights, SafetensorsWeights, WeightSource
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DRAFT_VOCAB_FILE = "draft_vocab.safetensors"
@@ -44,6 +49,11 @@ class Checkpoint:
         return Tokenizer.from_directory(self.path)
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether it runs by transformers' own modelling code."""
+        return self.config.model_type not in FAMILIES
+
+    @property
     def head_size(self) -> int:
         """Rows of the head."""
         return self.config.vocab_size if self.draft_vocab is None else len(self.draft_vocab)
@@ -58,26 +68,53 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file or a Hugging Face directory. Raises ModelError."""
     if path.is_file():
         gguf = GGUFFile(path)
-        config = ModelConfig.from_hf(gguf.config(), path.name)
-        check_layers(config, gguf, path.name)
+        raw = RawConfig(gguf.config(), path.name)
+        native = FAMILIES[raw.read("model_type", str)]
+        config = native.read_config(raw).check(raw.source)
+        check_layers(native, config, gguf, path.name)
         return Checkpoint(path, config, gguf)
-    config_path = path / "config.json"
+    raw = read_raw_config(path / "config.json")
+    if raw.values.get("quantization_config") is not None:
+        raise ModelError(
+            f"{raw.source}: quantised safetensors are not supported",
+            hint="use a GGUF file or an unquantised one",
+        )
+    family = FAMILIES.get(raw.read("model_type", str))
+    draft_vocab = read_draft_vocab(path)
+    if family is None:
+        from specinfer.models import foreign  # takes seconds
+
+        config = foreign.read_config(raw, path).check(raw.source)
+        if draft_vocab is not None:
+            raise ModelError(f"{path}: a draft on a subset of the vocabulary must be of a native family")
+        return Checkpoint(path, config, open_weights(path))
+    config = family.read_config(raw).check(raw.source)
+    weights = PrefixedWeights.of(open_weights(path), family.prefix)
+    check_layers(family, config, weights, str(path))
+    return Checkpoint(path, config, weights, draft_vocab)
+
+
+def read_raw_config(path: Path) -> RawConfig:
+    """config.json. Raises ModelError."""
     try:
-        raw = json.loads(config_path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"{path}: no config.json", hint="give a Hugging Face model directory, a .gguf file or a hub name"
+            f"{path.parent}: no config.json",
+            hint="give a Hugging Face model directory, a .gguf file or a hub name",
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(
-            f"{config_path}: not readable as JSON ({error})", hint="fetch the file again"
-        ) from None
-    if not isinstance(raw, dict):
-        raise ModelError(f"{config_path}: not a JSON object", hint="fetch the file again")
-    config = ModelConfig.from_hf(raw, str(config_path))
-    weights = SafetensorsWeights(path)
-    check_layers(config, weights, str(path))
-    return Checkpoint(path, config, weights, read_draft_vocab(path))
+        raise ModelError(f"{path}: not readable as JSON ({error})", hint="fetch the file again") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: not a JSON object", hint="fetch the file again")
+    return RawConfig(values, str(path))
+
+
+def open_weights(directory: Path) -> WeightSource:
+    """Safetensors, else a pickled checkpoint. Raises ModelError."""
+    if PickledWeights.is_in(directory) and not SafetensorsWeights.is_in(directory):
+        return PickledWeights(directory)
+    return SafetensorsWeights(directory)
 
 
 def read_draft_vocab(directory: Path) -> NDArray[np.int64] | None:
@@ -95,14 +132,17 @@ def read_draft_vocab(directory: Path) -> NDArray[np.int64] | None:
     return np.asarray(ids, np.int64)
 
 
-def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: int) -> Llama:
+def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: int) -> Decoder:
     """Load the weights. max_position: positions that will be used. Raises ModelError."""
-    return Llama(checkpoint.config, checkpoint.weights, factory, max_position, head_size=checkpoint.head_size)
+    family = FAMILIES[checkpoint.config.model_type]
+    return family.build(
+        Builder(checkpoint.config, checkpoint.weights, factory, max_position, checkpoint.head_size)
+    )
 
 
-def check_layers(config: ModelConfig, weights: WeightSource, source: str) -> None:
+def check_layers(family: Family, config: ModelConfig, weights: WeightSource, source: str) -> None:
     """A config that names fewer layers than there are weights would run, and be another model."""
-    if any(name.startswith(f"model.layers.{config.num_layers}.") for name in weights.names()):
+    if any(name.startswith(f"{family.layers}.{config.num_layers}.") for name in weights.names()):
         raise ModelError(
             f"{source}: the config has {config.num_layers} layers, the weights have more",
             hint="check that config and weights belong to the same model",

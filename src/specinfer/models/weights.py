@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -55,6 +55,62 @@ def missing_tensor(name: str, where: Path) -> ModelError:
     )
 
 
+def check_dtype(tensor: torch.Tensor, name: str, where: Path) -> None:
+    """Raises ModelError unless the tensor holds fp32, bf16 or fp16."""
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ModelError(
+            f"tensor {name!r} of {where} is stored as {tensor.dtype}",
+            hint="fp32, bf16 and fp16 are read: use an unquantised checkpoint or a GGUF file",
+        )
+
+
+def read_index(path: Path, open_shard: Callable[[str], Collection[str]]) -> dict[str, str]:
+    """Tensor name to file of a sharded checkpoint. Raises ModelError unless every file holds what it should.
+
+    path: of the index. open_shard: the names in a file beside it.
+    """
+    hint = "fetch the index and every shard it names again"
+    try:
+        file_of = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        file_of = {str(name): str(file) for name, file in file_of.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is not an index of shards: {error}", hint=hint) from error
+    if not file_of:
+        raise ModelError(f"{path} names no tensors", hint=hint)
+    for file in sorted(set(file_of.values())):
+        if Path(file).name != file:
+            raise ModelError(f"{path} names {file!r}, which is not a file beside it", hint=hint)
+        if not (path.parent / file).is_file():
+            raise ModelError(f"{path} names {file}, which is missing from {path.parent}", hint=hint)
+        present = set(open_shard(file))
+        absent = [name for name, where in file_of.items() if where == file and name not in present]
+        if absent:
+            raise ModelError(f"{path} says that {file} holds {absent[0]!r}, but it does not", hint=hint)
+    return file_of
+
+
+class PrefixedWeights:
+    """A checkpoint of the bare model, whose names lack the prefix that they have in the whole one."""
+
+    def __init__(self, weights: WeightSource, prefix: str) -> None:
+        self._weights = weights
+        self._name_of = {
+            name if name.startswith("lm_head.") else prefix + name: name for name in weights.names()
+        }
+
+    @staticmethod
+    def of(weights: WeightSource, prefix: str) -> WeightSource:
+        """The weights under the whole model's names, whichever they have."""
+        is_whole = any(name.startswith(prefix) for name in weights.names())
+        return weights if is_whole else PrefixedWeights(weights, prefix)
+
+    def names(self) -> Collection[str]:
+        return self._name_of.keys()
+
+    def get(self, name: str) -> torch.Tensor:
+        return self._weights.get(self._name_of.get(name, name))
+
+
 class SafetensorsWeights:
     """The weights of a Hugging Face directory, `model.safetensors` or sharded by its index.
 
@@ -69,9 +125,14 @@ class SafetensorsWeights:
             names = self._open(SINGLE_FILE)
             self._file_of = dict.fromkeys(names, SINGLE_FILE)
         elif (self.directory / INDEX_FILE).is_file():
-            self._file_of = self._read_index()
+            self._file_of = read_index(self.directory / INDEX_FILE, self._open)
         else:
             raise self._no_weights()
+
+    @staticmethod
+    def is_in(directory: Path) -> bool:
+        """Whether a directory holds such a checkpoint."""
+        return any((directory / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
 
     def names(self) -> Collection[str]:
         return self._file_of.keys()
@@ -87,11 +148,7 @@ class SafetensorsWeights:
                 f"cannot read tensor {name!r} of {self.directory / file}: {error}",
                 hint="the file is damaged or of a kind safetensors does not know: fetch it again",
             ) from error
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ModelError(
-                f"tensor {name!r} of {self.directory / file} is stored as {tensor.dtype}",
-                hint="fp32, bf16 and fp16 are read: use an unquantised checkpoint or a GGUF file",
-            )
+        check_dtype(tensor, name, self.directory / file)
         return tensor
 
     def _open(self, file: str) -> list[str]:
@@ -108,37 +165,9 @@ class SafetensorsWeights:
         self._shards[file] = shard
         return names
 
-    def _read_index(self) -> dict[str, str]:
-        path = self.directory / INDEX_FILE
-        hint = "fetch the index and every shard it names again"
-        try:
-            file_of = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-            file_of = {str(name): str(file) for name, file in file_of.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path} is not a safetensors index: {error}", hint=hint) from error
-        if not file_of:
-            raise ModelError(f"{path} names no tensors", hint=hint)
-        for file in sorted(set(file_of.values())):
-            if Path(file).name != file:
-                raise ModelError(f"{path} names {file!r}, which is not a file beside it", hint=hint)
-            if not (self.directory / file).is_file():
-                raise ModelError(f"{path} names {file}, which is missing from {self.directory}", hint=hint)
-            present = set(self._open(file))
-            absent = [name for name, where in file_of.items() if where == file and name not in present]
-            if absent:
-                raise ModelError(f"{path} says that {file} holds {absent[0]!r}, but it does not", hint=hint)
-        return file_of
-
     def _no_weights(self) -> ModelError:
         if not self.directory.is_dir():
             return ModelError(f"there is no model directory {self.directory}", hint="check the path")
-        pickles = sorted(self.directory.glob("*.bin")) + sorted(self.directory.glob("*.pt*"))
-        if pickles:
-            return ModelError(
-                f"{self.directory} holds only pickled weights ({pickles[0].name}); unpickling runs code, so "
-                "they are not read",
-                hint="convert them: save_pretrained of transformers writes safetensors",
-            )
         return ModelError(
             f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}",
             hint="a model directory holds config.json and safetensors weights; name a GGUF file by its path",

@@ -119,7 +119,7 @@ class NativeModel:
             self._native: Any = module.Model(
                 hidden=c.hidden_size, layers=c.num_layers, heads=c.num_heads, kv_heads=c.num_kv_heads,
                 head_dim=c.head_dim, intermediate=c.intermediate_size, vocab=c.vocab_size,
-                eps=c.rms_norm_eps, tied=c.tie_embeddings, type=type_name(dtype), level=level,
+                eps=c.norm_eps, tied=c.tie_embeddings, type=type_name(dtype), level=level,
                 threads=threads,
             )  # fmt: skip
             self._load(checkpoint.weights)
@@ -128,6 +128,7 @@ class NativeModel:
                 f"{checkpoint.path}: weights do not fit the config ({error})",
                 hint="check that config and weights belong to the same model",
             ) from None
+        assert c.rope is not None
         cos, sin = Rotary(c.rope, c.head_dim, max_position, torch.float32).at(torch.arange(max_position))
         self._kept = (pool, cos.contiguous(), sin.contiguous())
         self._native.set_rotary(self._kept[1].data_ptr(), self._kept[2].data_ptr(), max_position)

@@ -10,23 +10,10 @@ import torch
 from specinfer.attention import AttentionBackend, TorchAttention
 from specinfer.cache import KVPool
 from specinfer.models.config import ModelConfig
+from specinfer.models.decoder import Decoder
 from specinfer.models.linear import LinearFactory
-from specinfer.models.llama import CosSin, LlamaLayer
 from specinfer.models.loader import Checkpoint, build_model
 from specinfer.runtime.batch import Batch
-
-
-class Model(Protocol):
-    """What a model file offers its runner."""
-
-    config: ModelConfig
-    layers: list[LlamaLayer]
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor: ...
-
-    def positions(self, positions: torch.Tensor) -> CosSin: ...
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class Runner(Protocol):
@@ -46,7 +33,9 @@ class Runner(Protocol):
 class ModelRunner:
     """Target and drafts are instances of this one class."""
 
-    def __init__(self, model: Model, pool: KVPool, attention: AttentionBackend, device: torch.device) -> None:
+    def __init__(
+        self, model: Decoder, pool: KVPool, attention: AttentionBackend, device: torch.device
+    ) -> None:
         self.model = model
         self.pool = pool
         self._attention = attention
@@ -58,7 +47,8 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Logits [len(batch.logits_rows), vocab_size], and the hidden rows [num_tokens, hidden_size] after
         each layer of `capture_layers`. K/V goes to the spans' slots."""
-        hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device))
+        positions = torch.from_numpy(batch.positions).to(self._device)
+        hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device), positions)
         hidden, captured = self.run_layers(batch, hidden, range(len(self.model.layers)), capture_layers)
         if not len(batch.logits_rows):
             return hidden.new_zeros((0, self.model.config.vocab_size)), captured
@@ -70,11 +60,11 @@ class ModelRunner:
         self, batch: Batch, hidden: torch.Tensor, layers: range, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The hidden rows [num_tokens, hidden_size] after a range of layers, given those before it."""
-        shared = self.model.positions(torch.from_numpy(batch.positions).to(self._device))
+        cos_sin = self.model.cos_sin(torch.from_numpy(batch.positions).to(self._device))
         self._attention.plan(batch.spans)
         captured: dict[int, torch.Tensor] = {}
         for i in layers:
-            hidden = self.model.layers[i](hidden, shared, self._attention)
+            hidden = self.model.layers[i](hidden, cos_sin, self._attention)
             if i in capture_layers:
                 captured[i] = hidden
         return hidden, captured
@@ -97,10 +87,22 @@ def make_pool(
 
 def make_torch_runner(
     checkpoint: Checkpoint, factory: LinearFactory, pool: KVPool, max_position: int
-) -> ModelRunner:
+) -> Runner:
     """Load a checkpoint's weights to run with torch. max_position: positions that will be used."""
     c = checkpoint.config
     attention = TorchAttention(
-        pool.k, pool.v, num_heads=c.num_heads, scale=c.head_dim**-0.5, null_slot=pool.null_slot
+        pool.k,
+        pool.v,
+        num_heads=c.num_heads,
+        scale=c.head_dim**-0.5,
+        null_slot=pool.null_slot,
+        windows=c.windows,
     )
+    if checkpoint.is_foreign:
+        from specinfer.models.foreign import ForeignModel  # takes seconds
+        from specinfer.runtime.foreign import ForeignRunner
+
+        foreign = ForeignModel(checkpoint.path, c, attention, factory.dtype, factory.device)
+        factory.num_bytes += foreign.num_bytes
+        return ForeignRunner(foreign, pool, attention, factory.device)
     return ModelRunner(build_model(checkpoint, factory, max_position), pool, attention, factory.device)
