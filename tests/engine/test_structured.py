@@ -103,7 +103,7 @@ def test_limits_of_the_tree_and_of_the_output(tiny_llm: LLM) -> None:
 def test_a_committed_token_out_of_the_grammar_is_a_bug_that_shows(
     tiny_model: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The known wrong way, every node masked by the committed tokens alone: plain decoding does not notice."""
+    """The known wrong way, every node masked by the committed tokens alone: plain decoding goes on."""
     from specinfer.sampling.grammar import Grammar
 
     right = Grammar.apply

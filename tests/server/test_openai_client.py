@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,26 @@ def test_every_parameter_reaches_the_engine(client: openai.OpenAI, plain: LLM) -
     assert answer.choices[0].text == plain.generate("Hello", params)[0].outputs[0].text
 
 
+def test_response_formats_and_structured_outputs(client: openai.OpenAI, plain: LLM) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", 12]}, "minItems": 2, "maxItems": 2}
+    by_format: Any = {"type": "json_schema", "json_schema": {"name": "pair", "schema": schema}}
+    arguments: dict[str, Any] = {"model": MODEL, "messages": HELLO, "seed": 1, "max_tokens": 200}
+    answer = client.chat.completions.create(**arguments, response_format=by_format)
+    params = SamplingParams(seed=1, max_tokens=200, structured_outputs={"json": schema})
+    assert answer.choices[0].message.content == plain.chat(HELLO, params)[0].outputs[0].text
+    for form in ({"json": schema, "disable_any_whitespace": True}, {"choice": ["yes", "no"]}):
+        own = client.chat.completions.create(**arguments, extra_body={"structured_outputs": form})
+        text = own.choices[0].message.content
+        assert text in ("yes", "no") or len(json.loads(text or "")) == 2
+        assert own.choices[0].finish_reason == "stop"
+    anything = client.chat.completions.create(**arguments, response_format={"type": "json_object"})
+    assert (anything.choices[0].message.content or "").lstrip().startswith("{")
+    with pytest.raises(openai.BadRequestError, match="exclude each other"):
+        client.chat.completions.create(
+            **arguments, response_format=by_format, extra_body={"structured_outputs": {"choice": ["a"]}}
+        )
+
+
 def test_every_parameter_is_offered() -> None:
     elsewhere = {"max_tokens", "logprobs"}  # each kind of request has them in its own way
     assert SamplingParams.__dataclass_fields__.keys() - elsewhere <= SamplingFields.model_fields.keys()
@@ -313,10 +334,12 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
         ({"extra_body": {"top_q": 1}}, "top_q", "unknown field 'top_q'"),
         ({"extra_body": {"priority": 0, "ttft": -1}}, "ttft", "seconds"),
         (
-            {"extra_body": {"response_format": {"type": "json_object"}}},
+            {"extra_body": {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}},
             "response_format",
-            "not supported yet",
+            "schema",
         ),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "cannot be compiled"),
+        ({"extra_body": {"structured_outputs": {"xml": "("}}}, "structured_outputs", "must have fields"),
         ({"extra_body": {"logit_bias": {"x": 1.0}}}, "logit_bias", "logit_bias"),
         ({"stop": ["a"] * 10_000}, "stop", "at most 64"),
         ({"prompt": ""}, None, "empty"),

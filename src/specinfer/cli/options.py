@@ -70,7 +70,7 @@ class EngineOptions:
         "auto"
     )
     quantize: Annotated[
-        Quantize | None, _option("--quantize", help="Keep the target's weights in 8 bits.", panel="Model")
+        Quantize | None, option("--quantize", help="Keep the target's weights in 8 bits.", panel="Model")
     ] = None
     device: Annotated[
         str, option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
@@ -180,15 +180,11 @@ class SamplingOptions:
     ] = None
     json_schema: Annotated[
         Path | None,
-        _option(
-            "--json-schema", help="Write JSON of this schema, on one line.", panel="Sampling", metavar="FILE"
-        ),
+        option("--json-schema", help="Write JSON of this schema.", panel="Sampling", metavar="FILE"),
     ] = None
     regex: Annotated[
         str | None,
-        _option(
-            "--regex", help="Write what this matches, from start to end.", panel="Sampling", metavar="TEXT"
-        ),
+        option("--regex", help="Write what this matches.", panel="Sampling", metavar="TEXT"),
     ] = None
     seed: Annotated[
         int | None, option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")

@@ -78,8 +78,8 @@ class Scheduler:
         insort(self.waiting, request, key=urgency)
 
     def schedule(self, max_tree_nodes: int, max_forced_tokens: int = 0) -> list[Scheduled]:
-        """The next step's work. max_tree_nodes: the largest tree wanted, root included; max_forced_tokens: more
-        nodes where a request has a grammar."""
+        """The next step's work. max_tree_nodes: the largest tree wanted, root included; max_forced_tokens:
+        more nodes where a request has a grammar."""
         self._admit()
         trunks = self._trunks()
         while sum(trunks) > self._num_available():

@@ -69,7 +69,7 @@ class Tokenizer:
         return dict(self._hf.get_vocab())
 
     def to_json(self) -> str:
-        """As the tokenizers library writes it to tokenizer.json. Raises RequestError where it is no such one."""
+        """As the tokenizers library writes it to a file. Raises RequestError where it is not one of its."""
         backend: Backend | None = getattr(self._hf, "backend_tokenizer", None)
         if backend is None:
             raise RequestError(

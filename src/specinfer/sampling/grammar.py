@@ -124,7 +124,7 @@ class Grammar:
         self._num_known = len(history)
 
     def _go_to(self, path: tuple[int, ...]) -> bool:
-        """Move from the last node over the common ancestor to this one; False where the grammar forbids it."""
+        """Move from the last node to this one; False where the grammar does not allow its tokens."""
         common = 0
         while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
             common += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from specinfer.errors import RequestError
 from specinfer.sampling_params import SamplingParams
@@ -51,6 +51,7 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: dict[str, JsonValue] | None = None
 
     priority: int = 0
     ttft: float | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from specinfer.errors import RequestError
+from specinfer.sampling_params import SamplingParams
 from specinfer.server.fields import Body, SamplingFields
 
 MAX_PROMPTS = 1024
@@ -21,10 +22,21 @@ class StreamOptions(Body):
 
 
 class ResponseFormat(Body):
-    """Only plain text so far."""
+    """json_schema: as OpenAI has it, the schema itself under "schema"."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, JsonValue] | None = None
+
+    def form(self) -> dict[str, JsonValue] | None:
+        """As `structured_outputs`; None for plain text. Raises RequestError."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"json_object": True}
+        schema = (self.json_schema or {}).get("schema")
+        if not isinstance(schema, dict):
+            raise RequestError('response_format json_schema needs a {"schema": {...}} under json_schema')
+        return {"json": schema}
 
 
 class GenerationBody(SamplingFields):
@@ -50,10 +62,14 @@ class GenerationBody(SamplingFields):
             raise RequestError("stream_options goes with stream: true")
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs is not supported in a stream", hint="leave one of them out")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise RequestError(
-                f"response_format {self.response_format.type} is not supported yet", hint="use type text"
-            )
+
+    def sampling_params(self, **others: Any) -> SamplingParams:
+        form = None if self.response_format is None else self.response_format.form()
+        if form is None:
+            return super().sampling_params(**others)
+        if self.structured_outputs is not None:
+            raise RequestError("response_format and structured_outputs exclude each other")
+        return super().sampling_params(structured_outputs=form, **others)
 
     @property
     def wants_usage(self) -> bool:
