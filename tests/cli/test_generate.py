@@ -54,6 +54,22 @@ def test_several_samples(tiny):
     assert shown.err.count("seed") == 3
 
 
+def test_structured_outputs(tiny, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", 12]}, "minItems": 2, "maxItems": 2}')
+    assert tiny("generate", "Hi", "--json-schema", schema, "-q").out in (
+        f"[{a}, {b}]\n" for a in ('"a"', 12) for b in ('"a"', 12)
+    )
+    assert tiny("generate", "Hi", "--regex", "(ab){3}", "-q").out == "ababab\n"
+    for arguments, words in (
+        (("--regex", "("), "structured_outputs.regex cannot be compiled"),
+        (("--json-schema", tmp_path / "none"), "cannot read"),
+        (("--json-schema", schema, "--regex", "a"), "structured_outputs has json and regex"),
+    ):
+        result = tiny("generate", "Hi", *arguments)
+        assert result.code != 0 and words in result.err and "Traceback" not in result.err
+
+
 def test_stop_string(tiny):
     text = tiny("generate", "Hello", "--max-tokens", "30", "--json").json["outputs"][0]["text"]
     stop = text[10:13]

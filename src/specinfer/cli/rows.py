@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 KINDS = ("prompt", "messages", "prompt_token_ids")
 EXAMPLE = 'a row looks like {"prompt": "The sea is"}'
+FLAGS = {"structured_outputs": "json-schema or --regex"}
 SETTINGS = frozenset(f.name for f in fields(SamplingParams))
 
 
@@ -66,7 +67,7 @@ def _parse(line: bytes, where: str, index: int) -> InputRow:
         raise RequestError(f"{where}: a row has one of {', '.join(KINDS)}; here: {found}", hint=EXAMPLE)
     settings = sorted(SETTINGS & row.keys())
     if settings:
-        flag = settings[0].replace("_", "-")
+        flag = FLAGS.get(settings[0], settings[0].replace("_", "-"))
         raise RequestError(
             f"{where}: {settings[0]} cannot be set for a single row", hint=f"set it for all of them: --{flag}"
         )
