@@ -3,9 +3,9 @@
     python benchmarks/structured.py --count 200 --out benchmarks/results/structured.json
 
 Schemas and white space are bounded, so that the longest instance fits max_tokens: strings are ASCII, and a
-token is at least a character. Every prompt is answered by every way before the next one is taken, at temperature 0 and
-0.8 in turn, batch 1. Answers of one grammar must be the same tokens in all ways. Acceptance length counts the
-bonus token.
+token is at least a character. Every prompt is answered by every way before the next one is
+taken, at temperature 0 and 0.8 in turn, batch 1. Answers of one grammar must be the same tokens in all ways.
+Acceptance length counts the bonus token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import jsonschema
 
 from specinfer import LLM, CompletionOutput, SamplingParams
 
-WORD = {"type": "string", "pattern": "^[A-Za-z][A-Za-z ]{0,19}$", "maxLength": 20}
+WORD = {"type": "string", "pattern": "^[A-Za-z][A-Za-z ]{0,19}$"}
+LONGEST_WORD = "x" * 20
 AGE = {"type": "integer", "minimum": 0, "maximum": 120}
 
 
@@ -63,7 +64,7 @@ def longest(schema: dict[str, Any]) -> Any:
         case "array":
             return [longest(schema["items"])] * schema["maxItems"]
         case "string":
-            return "x" * schema["maxLength"]
+            return LONGEST_WORD
         case "integer":
             return schema["maximum"]
         case _:

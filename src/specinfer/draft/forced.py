@@ -9,6 +9,10 @@ from specinfer.draft.model import row_at
 from specinfer.sampling.row import Row
 from specinfer.tree import Candidate, TokenTree
 
+LIKELY = 0.5
+"""Forced tokens below a drafted leaf are always right, but only of use where the leaf is: they are added to
+leaves at least this likely."""
+
 
 def forced_tokens(row: Row, limit: int) -> tuple[int, ...]:
     """Up to `limit` tokens after the row's path, each the only one that the request's grammar allows."""
@@ -40,15 +44,17 @@ def below(context: DraftContext, chain: tuple[int, ...], max_nodes: int) -> Draf
 def graft(context: DraftContext, chain: tuple[int, ...], proposal: Proposal, max_forced: int) -> Proposal:
     """One tree below the context's root: the chain, a proposal made below it, and what is forced below that.
 
-    max_forced: the most forced tokens, chain included. They go to the likelier leaves first.
+    max_forced: the most forced tokens, chain included. They go to likely leaves only.
     """
     drafted, shift = proposal.tree, len(chain)
     token_ids = [int(context.tokens[-1]), *chain, *drafted.token_ids[1:].tolist()]
     parents = [*range(-1, shift), *(drafted.parents[1:] + shift).tolist()]
     scores = [1.0] * (1 + shift) + drafted.scores[1:].tolist()
     room = min(max_forced - shift, context.max_nodes - len(token_ids))
+    likelihood = drafted.scores.copy()
     for node in range(1, drafted.num_nodes):
-        if not drafted.children[node]:
+        likelihood[node] *= likelihood[drafted.parents[node]]
+        if not drafted.children[node] and likelihood[node] >= LIKELY:
             path = (*chain, *drafted.path_tokens(node))
             tail = forced_tokens(row_at(context.row, path), min(room, context.max_depth - len(path)))
             room -= len(tail)
