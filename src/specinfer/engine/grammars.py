@@ -54,7 +54,10 @@ class Grammars:
             raise RequestError("structured_outputs need a tokenizer")
         if not self._tokenizer.eos_token_ids:
             raise RequestError("structured_outputs need an end token, and the tokenizer has none")
-        return LLTokenizer(self._tokenizer.to_json(), eos_token=list(self._tokenizer.eos_token_ids))
+        try:
+            return LLTokenizer(self._tokenizer.to_json(), eos_token=list(self._tokenizer.eos_token_ids))
+        except ValueError as error:
+            raise RequestError(f"structured_outputs do not know this tokenizer: {error}") from None
 
 
 def grammar_text(wanted: StructuredOutputsParams) -> str:
