@@ -96,13 +96,17 @@ def test_other_processors_come_after_it_and_never_leave_nothing(grammars: Gramma
 
 
 class Fragile:
-    """A matcher whose limits give way at its second token."""
+    """A matcher whose limits give way at its second token: when it takes it, or when it looks beyond."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails_early: bool) -> None:
         self.tokens: list[int] = []
+        self.fails_early = fails_early
         self.failed = False
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
+        self.failed = self.fails_early and len(self.tokens) + len(tokens) > 1
+        if self.failed:
+            return 0
         self.tokens += tokens
         return len(tokens)
 
@@ -122,11 +126,12 @@ class Fragile:
         return self.failed
 
     def deep_copy(self) -> Fragile:
-        return Fragile()
+        return Fragile(self.fails_early)
 
 
-def test_what_cannot_be_followed_ends_there_and_only_there(grammars: Grammars) -> None:
-    grammar = make(Fragile())
+@pytest.mark.parametrize("fails_early", [False, True])
+def test_what_cannot_be_followed_ends_there_and_only_there(fails_early: bool) -> None:
+    grammar = make(Fragile(fails_early))
     for path in ((), (A, B), (A,), (A, B), ()):
         expected = [END] if len(path) > 1 else list(range(16))
         assert allowed(grammar, PROMPT, path) == expected

@@ -89,17 +89,19 @@ class Grammar:
         return self._banned[key]
 
     def _find_banned(self, history: Sequence[int], path: tuple[int, ...]) -> torch.Tensor | None:
+        if not set(path).isdisjoint(self._ends):
+            return None
         self._follow(history)
-        if not set(path).isdisjoint(self._ends) or not self._go_to(path):
+        if not self._go_to(path) and not self._matcher.is_error():
             return None
         banned: NDArray[np.bool_] = np.ones(self._vocab_size, np.bool_)
         is_accepting = self._matcher.is_accepting()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
         if self._matcher.is_error():
             logger.warning("a grammar has become too complex to follow: its output ends here")
             self._rewind()
-            is_accepting = True
         else:
+            bits = np.frombuffer(mask, np.uint8)
             known = np.unpackbits(bits, count=min(8 * len(bits), self._vocab_size), bitorder="little")
             np.logical_not(known, out=banned[: len(known)])
         if is_accepting or banned.all():
@@ -120,7 +122,7 @@ class Grammar:
         self._path = ()
         new = [int(token) for token in history[self._num_known :]]
         taken = self._matcher.try_consume_tokens(new)
-        assert taken == len(new), "what was committed is not in the grammar"
+        assert taken == len(new) or self._matcher.is_error(), "what was committed is not in the grammar"
         self._num_known = len(history)
 
     def _go_to(self, path: tuple[int, ...]) -> bool:
