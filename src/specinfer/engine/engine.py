@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from specinfer.cache import PrefixCache, SlotAllocator
+from specinfer.draft.history import OwnHistories
 from specinfer.engine.detokenizer import Detokenizer
 from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.request import Request, Status
@@ -30,12 +31,15 @@ class Engine:
         prefix_cache: PrefixCache | None,
         *,
         vocab_size: int,
+        own_histories: Sequence[OwnHistories] = (),
     ) -> None:
+        """own_histories: of the drafts with another tokenizer."""
         self.parts = parts
         self.tokenizer = tokenizer
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.vocab_size = vocab_size
+        self.own_histories = tuple(own_histories)
         self._num_requests = 0
 
     @property
@@ -97,16 +101,16 @@ class Engine:
                 raise
 
     def check_integrity(self) -> None:
-        """Every slot is free, cached or owned by one request, exactly once."""
-        owners = [self.allocator.free_slots.tolist()]
-        if self.prefix_cache is not None:
-            owners.extend(node.slots.tolist() for node in self.prefix_cache.nodes())
+        """Every slot is free, cached or owned by one request, exactly once; those of drafts with another
+        tokenizer, too."""
+        owned = [] if self.prefix_cache is None else [node.slots for node in self.prefix_cache.nodes()]
         for request in self.parts.scheduler.running:
             assert request.table is not None
-            owners.append(request.table.committed[request.table.num_shared :].tolist())
-            owners.append(request.table.reserved.tolist())
-        slots = sorted(slot for owner in owners for slot in owner)
-        assert slots == list(range(self.allocator.num_slots)), "a slot is lost or owned twice"
+            owned.append(request.table.committed[request.table.num_shared :])
+            owned.append(request.table.reserved)
+        self.allocator.check_integrity(owned)
+        for histories in self.own_histories:
+            histories.check_integrity()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise RequestError for a prompt that can never run."""
