@@ -42,14 +42,18 @@ class Retelling:
     def _start(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._read: list[int] = []
+        self._has_text = False
         self._settled = list(self._own.opening)
-        self._unsettled = ""
+        # The space that the tokenizer reads before a text: `encode_part` leaves one out.
+        self._unsettled = " " if self._own.adds_space else ""
 
     def _text(self, new: Sequence[int]) -> str:
         """What `new` adds to the text; special tokens are written out, but for the one that opens it."""
         spellings = self._tokenizer.spellings
-        at_start = not self._read
-        if at_start and new[0] == self._tokenizer.bos_token_id:
+        if not self._read and list(new[:1]) == [self._tokenizer.bos_token_id]:
             new = new[1:]
         text = self._decoder.decode(b"".join(spellings[t] for t in new if t < len(spellings)))
-        return text.removeprefix(" ") if at_start and self._tokenizer.adds_space else text
+        if text and not self._has_text:
+            self._has_text = True
+            return text.removeprefix(" ") if self._tokenizer.adds_space else text
+        return text
