@@ -4,7 +4,10 @@
     |-- ConfigError (ValueError)  a setting is wrong: found before any work is done
     |-- RequestError (ValueError) one request is wrong: the engine and its other requests go on
     |-- ModelError                a checkpoint is missing, corrupt or not supported
-    `-- DownloadError             something could not be fetched
+    |-- DownloadError             something could not be fetched
+    |-- OverloadError             too much waits already: try again later
+    |-- DrainingError             no new requests are taken: the server is about to stop
+    `-- StepError                 a step failed, and this request with it
 
 `hint` is the way out, one line. Internal invariants are asserts, never these.
 """
@@ -38,3 +41,19 @@ class ModelError(SpecinferError):
 
 class DownloadError(SpecinferError):
     """A file that could not be fetched or failed its hash."""
+
+
+class OverloadError(SpecinferError):
+    """A request that was not queued. retry_after: whole seconds until it may be."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message, hint=f"try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class DrainingError(SpecinferError):
+    """A request that came while the engine finishes its last ones."""
+
+
+class StepError(SpecinferError):
+    """A request that ended because its step failed."""

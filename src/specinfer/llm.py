@@ -10,6 +10,7 @@ from typing import Any
 
 from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.engine.build import build_engine
+from specinfer.engine.chunk import stream_chunk
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
 from specinfer.interrupt import catch_interrupt
@@ -193,31 +194,3 @@ def as_token_ids(prompt: Sequence[int]) -> list[int]:
 def as_messages(conversation: Iterable[Any]) -> list[dict[str, str]]:
     """Messages as plain dicts; what is none is left for the tokenizer to refuse."""
     return [dict(m) if isinstance(m, Mapping) else m for m in conversation]
-
-
-def stream_chunk(request: Request, num_chars: int, num_tokens: int) -> StreamChunk:
-    """What is certain of the output beyond the characters and tokens that were sent before."""
-    finished = request.finish_reason is not None
-    end = len(request.detokenizer.text) if finished else request.detokenizer.safe_length()
-    return StreamChunk(
-        text=request.detokenizer.text[num_chars:end],
-        token_ids=tuple(request.output_token_ids[num_tokens:]),
-        logprobs=None if request.params.logprobs is None else tuple(request.logprobs[num_tokens:]),
-        pieces=pieces(request, num_chars, end),
-        output=request.completion() if finished else None,
-    )
-
-
-def pieces(request: Request, start: int, end: int) -> tuple[tuple[str, bool], ...]:
-    """text[start:end] cut where accepted draft tokens and the target's own meet."""
-    runs: list[tuple[str, bool]] = []
-    text_start = 0
-    for text_end, accepted in zip(request.detokenizer.ends, request.is_accepted, strict=True):
-        part = request.detokenizer.text[max(start, text_start) : min(end, text_end)]
-        text_start = text_end
-        if part and runs and runs[-1][1] == accepted:
-            runs[-1] = (runs[-1][0] + part, accepted)
-        elif part:
-            runs.append((part, accepted))
-    rest = request.detokenizer.text[max(start, text_start) : end]
-    return (*runs, (rest, False)) if rest else tuple(runs)

@@ -15,6 +15,7 @@ from specinfer.cli.console import log_to_stderr, note, print_error
 from specinfer.cli.demo import demo
 from specinfer.cli.distill import distill, judge
 from specinfer.cli.generate import generate
+from specinfer.cli.serve import serve
 from specinfer.cli.tree import tree
 from specinfer.errors import ConfigError, RequestError, SpecinferError
 from specinfer.interrupt import Interrupted
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (demo, generate, chat, tree, distill, judge):
+for command in (demo, generate, chat, serve, tree, distill, judge):
     app.command()(command)
 
 

@@ -24,7 +24,8 @@ MODEL = "smollm2-135m"
 NO_DRAFT = "none"
 
 
-def _option(*names: str, help: str, panel: str, **settings: Any) -> Any:
+def option(*names: str, help: str, panel: str, **settings: Any) -> Any:
+    """An option in a panel of --help."""
     return Option(*names, help=help, rich_help_panel=panel, **settings)
 
 
@@ -34,7 +35,7 @@ class EngineOptions:
 
     model: Annotated[
         str,
-        _option(
+        option(
             "--model",
             "-m",
             help="Built-in name, directory, .gguf file or hub name.",
@@ -44,7 +45,7 @@ class EngineOptions:
     ] = MODEL
     draft: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--draft",
             "-d",
             help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
@@ -54,29 +55,29 @@ class EngineOptions:
         ),
     ] = None
     tree: Annotated[
-        str, _option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
+        str, option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
     ] = DEFAULT_TREE
     verifier: Annotated[
         str,
-        _option(
+        option(
             "--verifier", help="coupled, multi_step or without_replacement.", panel="Model", metavar="NAME"
         ),
     ] = "coupled"
-    dtype: Annotated[DType, _option("--dtype", help="What weights and K/V are kept in.", panel="Model")] = (
+    dtype: Annotated[DType, option("--dtype", help="What weights and K/V are kept in.", panel="Model")] = (
         "auto"
     )
     quantize: Annotated[
         Quantize | None, _option("--quantize", help="Keep the target's weights in 8 bits.", panel="Model")
     ] = None
     device: Annotated[
-        str, _option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
+        str, option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
     ] = "auto"
     max_model_len: Annotated[
         int | None,
-        _option("--max-model-len", help="Longest prompt and output together, in tokens.", panel="Model"),
+        option("--max-model-len", help="Longest prompt and output together, in tokens.", panel="Model"),
     ] = None
     kv_memory: Annotated[
-        int | None, _option("--kv-memory", help="Bytes of K/V for target and drafts.", panel="Model")
+        int | None, option("--kv-memory", help="Bytes of K/V for target and drafts.", panel="Model")
     ] = None
 
     def check(self) -> None:
@@ -117,28 +118,28 @@ class SamplingOptions:
     """How tokens are chosen, and when a text ends."""
 
     temperature: Annotated[
-        float, _option("--temperature", help="0 always takes the likeliest token.", panel="Sampling")
+        float, option("--temperature", help="0 always takes the likeliest token.", panel="Sampling")
     ] = 0.0
     top_k: Annotated[
-        int, _option("--top-k", help="Keep the k likeliest tokens; 0: all.", panel="Sampling")
+        int, option("--top-k", help="Keep the k likeliest tokens; 0: all.", panel="Sampling")
     ] = 0
     top_p: Annotated[
         float,
-        _option("--top-p", help="Keep the likeliest tokens that reach this probability.", panel="Sampling"),
+        option("--top-p", help="Keep the likeliest tokens that reach this probability.", panel="Sampling"),
     ] = 1.0
     min_p: Annotated[
         float,
-        _option("--min-p", help="Drop tokens less likely than this times the likeliest.", panel="Sampling"),
+        option("--min-p", help="Drop tokens less likely than this times the likeliest.", panel="Sampling"),
     ] = 0.0
     typical_p: Annotated[
         float,
-        _option(
+        option(
             "--typical-p", help="Keep the most typical tokens that reach this probability.", panel="Sampling"
         ),
     ] = 1.0
     repetition_penalty: Annotated[
         float,
-        _option(
+        option(
             "--repetition-penalty",
             help="Above 1 disfavours tokens that occurred, in the prompt too.",
             panel="Sampling",
@@ -146,15 +147,15 @@ class SamplingOptions:
     ] = 1.0
     presence_penalty: Annotated[
         float,
-        _option("--presence-penalty", help="Taken off the logit of a token in the output.", panel="Sampling"),
+        option("--presence-penalty", help="Taken off the logit of a token in the output.", panel="Sampling"),
     ] = 0.0
     frequency_penalty: Annotated[
         float,
-        _option("--frequency-penalty", help="The same, for each time that it occurs.", panel="Sampling"),
+        option("--frequency-penalty", help="The same, for each time that it occurs.", panel="Sampling"),
     ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--logit-bias",
             help="Added to a token's logit, -inf bans it; may be repeated.",
             panel="Sampling",
@@ -163,7 +164,7 @@ class SamplingOptions:
     ] = None
     allowed_token_ids: Annotated[
         list[int] | None,
-        _option(
+        option(
             "--allowed-token-ids",
             help="Allow this token and no others; may be repeated.",
             panel="Sampling",
@@ -172,37 +173,37 @@ class SamplingOptions:
     ] = None
     bad_words: Annotated[
         list[str] | None,
-        _option("--bad-words", help="Never write this; may be repeated.", panel="Sampling", metavar="TEXT"),
+        option("--bad-words", help="Never write this; may be repeated.", panel="Sampling", metavar="TEXT"),
     ] = None
     seed: Annotated[
-        int | None, _option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
+        int | None, option("--seed", help="Same seed, same text. Fresh unless given.", panel="Sampling")
     ] = None
     max_tokens: Annotated[
         int | None,
-        _option("--max-tokens", help="Longest output. 128 unless given; in chat 1024.", panel="Sampling"),
+        option("--max-tokens", help="Longest output. 128 unless given; in chat 1024.", panel="Sampling"),
     ] = None
     min_tokens: Annotated[
-        int, _option("--min-tokens", help="No end before this many tokens.", panel="Sampling")
+        int, option("--min-tokens", help="No end before this many tokens.", panel="Sampling")
     ] = 0
     ignore_eos: Annotated[
-        bool, _option("--ignore-eos", help="Go on past the model's end token.", panel="Sampling")
+        bool, option("--ignore-eos", help="Go on past the model's end token.", panel="Sampling")
     ] = False
     stop: Annotated[
         list[str] | None,
-        _option("--stop", help="End at this string; may be repeated.", panel="Sampling", metavar="TEXT"),
+        option("--stop", help="End at this string; may be repeated.", panel="Sampling", metavar="TEXT"),
     ] = None
     stop_token_ids: Annotated[
         list[int] | None,
-        _option(
+        option(
             "--stop-token-ids", help="End at this token; may be repeated.", panel="Sampling", metavar="ID"
         ),
     ] = None
     include_stop_str_in_output: Annotated[
-        bool, _option("--include-stop-str-in-output", help="Keep what the text ended at.", panel="Sampling")
+        bool, option("--include-stop-str-in-output", help="Keep what the text ended at.", panel="Sampling")
     ] = False
     skip_special_tokens: Annotated[
         bool,
-        _option(
+        option(
             "--skip-special-tokens/--show-special-tokens",
             help="Leave special tokens out of the text.",
             panel="Sampling",
@@ -210,7 +211,7 @@ class SamplingOptions:
     ] = True
     logprobs: Annotated[
         int | None,
-        _option(
+        option(
             "--logprobs",
             help="With --json: log probabilities, and those of the k likeliest.",
             panel="Sampling",
@@ -243,13 +244,13 @@ class OutputOptions:
     """What is printed besides the result."""
 
     as_json: Annotated[
-        bool, _option("--json", help="Print JSON, and nothing else, to stdout.", panel="Output")
+        bool, option("--json", help="Print JSON, and nothing else, to stdout.", panel="Output")
     ] = False
     quiet: Annotated[
-        bool, _option("--quiet", "-q", help="No statistics and no progress bar.", panel="Output")
+        bool, option("--quiet", "-q", help="No statistics and no progress bar.", panel="Output")
     ] = False
     verbose: Annotated[
-        bool, _option("--verbose", "-v", help="Log to stderr, the memory table included.", panel="Output")
+        bool, option("--verbose", "-v", help="Log to stderr, the memory table included.", panel="Output")
     ] = False
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from specinfer.models.tokenizer import Tokenizer
 from specinfer.runtime.native import own_threads
 from specinfer.sampling import make_processors
 from specinfer.sampling_params import SamplingParams
+from specinfer.service import Service
 
 
 class Engine:
@@ -40,23 +42,37 @@ class Engine:
         self.prefix_cache = prefix_cache
         self.vocab_size = vocab_size
         self.own_histories = tuple(own_histories)
-        self._num_requests = 0
+        self._serial = itertools.count(1)
 
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self.parts.scheduler.waiting or self.parts.scheduler.running)
 
-    def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[Request]:
+    def add_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, service: Service | None = None
+    ) -> list[Request]:
         """Queue a prompt; returns its params.n requests. Raises RequestError if it can never run."""
+        requests = self.new_requests(prompt_token_ids, params, service)
+        for request in requests:
+            self.parts.scheduler.add(request)
+        return requests
+
+    def new_requests(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, service: Service | None = None
+    ) -> list[Request]:
+        """A prompt's params.n requests, not queued; safe to call while another thread steps.
+
+        Raises RequestError if it can never run.
+        """
         self.check(prompt_token_ids, params)
-        self._num_requests += 1
+        serial = next(self._serial)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         ends = end_tokens(params, self.tokenizer)
         bad_words = bad_word_tokens(params, self.tokenizer)
-        requests = [
+        return [
             Request(
-                request_id=f"request-{self._num_requests}",
+                request_id=f"request-{serial}",
                 prompt_token_ids=prompt_token_ids,
                 params=params,
                 seed=seed,
@@ -75,12 +91,10 @@ class Engine:
                     params.min_tokens,
                     params.include_stop_str_in_output,
                 ),
+                service=service,
             )
             for i in range(params.n)
         ]
-        for request in requests:
-            self.parts.scheduler.add(request)
-        return requests
 
     def abort(self, request: Request) -> None:
         """End a request between steps; its slots are free afterwards. Finished ones are left alone."""

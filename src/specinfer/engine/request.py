@@ -12,6 +12,7 @@ from specinfer.engine.detokenizer import Detokenizer
 from specinfer.outputs import CompletionOutput, FinishReason, GenerationStats, TokenLogprobs
 from specinfer.sampling import Processor, Row
 from specinfer.sampling_params import SamplingParams
+from specinfer.service import Service
 from specinfer.tree import TokenTree
 
 
@@ -41,6 +42,7 @@ class Request:
         end_token_ids: Sequence[int],
         processors: Sequence[Processor],
         detokenizer: Detokenizer,
+        service: Service | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -51,11 +53,13 @@ class Request:
         self.end_token_ids = tuple(end_token_ids)
         self.processors = tuple(processors)
         self.detokenizer = detokenizer
+        self.service = service or Service()
         self.status = Status.WAITING
         self.table: SlotTable | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.arrival = time.perf_counter()
+        self.start_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.num_cached_tokens = 0

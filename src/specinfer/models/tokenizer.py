@@ -173,19 +173,27 @@ class Tokenizer:
         )
         return str(text)
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Prompt ids for a conversation, up to where the assistant speaks next.
 
-        Raises RequestError if the model has no chat template, a message is malformed, or the template
-        refuses the conversation.
+        tools: functions that the model may call, as OpenAI describes them.
+
+        Raises RequestError if the model has no chat template, or one that shows no tools where there are
+        some; if a message is malformed; or if the template refuses the conversation.
         """
         if not self._hf.chat_template:
             raise RequestError(
                 "this model has no chat template", hint="it is no chat model: give a plain prompt to generate"
             )
         _check_messages(messages)
+        if tools and "tools" not in str(self._hf.chat_template):
+            raise RequestError("tools: this model's chat template knows none", hint="leave tools out")
         try:
-            text = self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._hf.apply_chat_template(
+                messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
         except jinja2.TemplateError as error:
             raise RequestError(
                 f"the chat template refuses these messages: {_first_line(error)}",
@@ -343,7 +351,7 @@ def _eos_token_ids(path: Path) -> list[int]:
     return [token_id for token_id in ids if isinstance(token_id, int) and not isinstance(token_id, bool)]
 
 
-def _check_messages(messages: list[dict[str, str]]) -> None:
+def _check_messages(messages: list[dict[str, Any]]) -> None:
     hint = 'messages are a list like [{"role": "user", "content": "Hello"}]'
     if not isinstance(messages, list) or not messages:
         raise RequestError("a conversation needs at least one message", hint=hint)

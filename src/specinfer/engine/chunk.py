@@ -1,0 +1,34 @@
+"""Chunks: what of a request's output can be sent on."""
+
+from __future__ import annotations
+
+from specinfer.engine.request import Request
+from specinfer.outputs import StreamChunk
+
+
+def stream_chunk(request: Request, num_chars: int, num_tokens: int) -> StreamChunk:
+    """What is certain of the output beyond the characters and tokens that were sent before."""
+    finished = request.finish_reason is not None
+    end = len(request.detokenizer.text) if finished else request.detokenizer.safe_length()
+    return StreamChunk(
+        text=request.detokenizer.text[num_chars:end],
+        token_ids=tuple(request.output_token_ids[num_tokens:]),
+        logprobs=None if request.params.logprobs is None else tuple(request.logprobs[num_tokens:]),
+        pieces=pieces(request, num_chars, end),
+        output=request.completion() if finished else None,
+    )
+
+
+def pieces(request: Request, start: int, end: int) -> tuple[tuple[str, bool], ...]:
+    """text[start:end] cut where accepted draft tokens and the target's own meet."""
+    runs: list[tuple[str, bool]] = []
+    text_start = 0
+    for text_end, accepted in zip(request.detokenizer.ends, request.is_accepted, strict=True):
+        part = request.detokenizer.text[max(start, text_start) : min(end, text_end)]
+        text_start = text_end
+        if part and runs and runs[-1][1] == accepted:
+            runs[-1] = (runs[-1][0] + part, accepted)
+        elif part:
+            runs.append((part, accepted))
+    rest = request.detokenizer.text[max(start, text_start) : end]
+    return (*runs, (rest, False)) if rest else tuple(runs)

@@ -1,0 +1,1 @@
+"""The network front: OpenAI's HTTP interface and gRPC over one AsyncEngine."""

@@ -1,0 +1,227 @@
+"""Request bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue
+
+from specinfer.errors import RequestError
+from specinfer.server.fields import Body, SamplingFields
+
+MAX_PROMPTS = 1024
+TokenIds = list[int]
+
+
+class StreamOptions(Body):
+    """include_usage: a last chunk with the usage of the whole request."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ResponseFormat(Body):
+    """Only plain text so far."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, JsonValue] | None = None
+
+
+class GenerationBody(SamplingFields):
+    """What completions and chats have in common. The last fields are OpenAI's for its own service: they are
+    accepted, and change nothing here."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    def check(self) -> None:
+        """Raise RequestError for fields that don't go together, or can't be met yet."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options goes with stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs is not supported in a stream", hint="leave one of them out")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise RequestError(
+                f"response_format {self.response_format.type} is not supported yet", hint="use type text"
+            )
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise RequestError("best_of other than n is not supported", hint="leave it out")
+        if self.suffix:
+            raise RequestError("suffix is not supported", hint="leave it out")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise RequestError(
+                "logprobs with echo is not supported in a stream", hint="leave one of them out"
+            )
+
+    def prompts(self) -> list[str | TokenIds]:
+        """One entry per prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class TextPart(Body):
+    """A part of a message. Only text: there is no other modality."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolFunction(Body):
+    """A function the model may call; parameters: its JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool the model may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class CalledFunction(Body):
+    """arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call that the assistant made in an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChosenFunction(Body):
+    name: str
+
+
+class ChosenTool(Body):
+    """The one tool to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        if isinstance(self.content, list):
+            text: str | None = "".join(part.text for part in self.content)
+        else:
+            text = self.content
+        if text is None and not self.tool_calls:
+            raise RequestError("a message has neither content nor tool_calls")
+        made: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text or "",
+        }
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                made[name] = getattr(self, name)
+        if self.tool_calls:
+            made["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        return made
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs goes with logprobs: true")
+        if self.tool_choice is not None and self.tool_choice not in ("none", "auto"):
+            raise RequestError("tool_choice can't force a call yet", hint="use auto or none")
+        if self.parallel_tool_calls is False and self.tools:
+            raise RequestError("parallel_tool_calls: false is not supported", hint="leave it out")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token; None for no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the template is to show the model."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or a conversation as the model would see it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Raise RequestError unless there is one thing to tokenise."""
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give prompt or messages")
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds

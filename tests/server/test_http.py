@@ -1,0 +1,238 @@
+"""What is not OpenAI's: status, tokens, keys, limits, refusals, metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+MODEL = "tiny"
+PROMPT = {"prompt": "Hello", "max_tokens": 4}
+LONG: dict[str, Any] = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error, which has OpenAI's shape."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    return body["error"]  # type: ignore[no-any-return]
+
+
+def metrics(server: Any) -> dict[str, float]:
+    """Name (and the label beside the model, where there is one) to value."""
+    found = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == MODEL
+            found["/".join([sample.name, *sample.labels.values()])] = sample.value
+    return found
+
+
+def test_status_and_documentation(server: Any) -> None:
+    assert server.get("/health").json() == {"status": "ok"}
+    assert server.get("/ready").json() == {"status": "ok"}
+    assert server.get("/version").json().keys() == {"version"}
+    assert "/v1/chat/completions" in server.get("/openapi.json").json()["paths"]
+    assert server.get("/docs").status_code == 200
+
+
+def test_wrong_places(server: Any) -> None:
+    assert error_of(server.get("/v2"), 404)["type"] == "not_found_error"
+    error_of(server.get("/v1/completions"), 405)
+    headers = {"Content-Type": "application/json"}
+    body = b'{"prompt": "Hello", "model": "\\ud800"}'
+    error_of(server.post("/v1/completions", content=body, headers=headers), 404)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b'{"prompt": "\xff"}', 400),
+        (b"[" * 100_000, 400),
+        (b'{"prompt": "a", "top_k": ' + b"9" * 5000 + b"}", 400),
+        (b'{"prompt": "a", "temperature": NaN}', 400),
+        (b'{"prompt": "\\ud800"}', 400),
+        (b"", 400),
+        (b"[]", 422),
+        (b"null", 422),
+    ],
+)
+def test_bodies_that_are_none(server: Any, body: bytes, status: int) -> None:
+    error_of(
+        server.post("/v1/completions", content=body, headers={"Content-Type": "application/json"}), status
+    )
+
+
+def test_tokenize_and_back(server: Any) -> None:
+    made = server.post("/tokenize", json={"prompt": "Hello \N{SNOWMAN}"}).json()
+    assert made["count"] == len(made["tokens"]) and made["max_model_len"] == 512
+    assert server.post("/detokenize", json={"tokens": made["tokens"]}).json() == {
+        "prompt": "Hello \N{SNOWMAN}"
+    }
+    chat = server.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
+    text = server.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
+    assert text == "<|start|>user\nHi<|end|><|start|>assistant\n"
+    assert (
+        "outside the vocabulary"
+        in error_of(server.post("/detokenize", json={"tokens": [300]}), 400)["message"]
+    )
+    error_of(server.post("/tokenize", json={}), 400)
+
+
+def test_metrics_count_what_happened(server: Any) -> None:
+    before = metrics(server)
+    body = {**LONG, "seed": 1, "n": 2, "max_tokens": 50, "ttft": 60.0, "tpot": 1e-9}
+    answer = server.post("/v1/completions", json={**body, "speculation": {"statistics": True}}).json()
+    server.post("/v1/completions", json={**PROMPT, "top_p": 7})
+    server.post("/v1/completions", json={**PROMPT, "max_tokens": 10_000})
+    after = metrics(server)
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    speculation = answer["metrics"]["speculative_decoding"]
+    expected = {
+        "specinfer:requests_finished_total/length": 2,
+        "vllm:request_success_total/length": 2,
+        "specinfer:requests_refused_total/invalid": 1,
+        "specinfer:prompt_tokens_total": 10,
+        "vllm:generation_tokens_total": 100,
+        "specinfer:draft_tokens_total": speculation["num_draft_tokens"],
+        "vllm:spec_decode_num_accepted_tokens_total": speculation["num_accepted_tokens"],
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total/0": speculation["accepted_per_pos"][0],
+        "specinfer:time_to_first_token_seconds_count": 2,
+        "vllm:request_time_per_output_token_seconds_count": 2,
+        "vllm:e2e_request_latency_seconds_count": 2,
+        "specinfer:objectives_met_total/ttft": 2,
+        "specinfer:objectives_missed_total/tpot": 2,
+    }
+    assert {name: grown.get(name) for name in expected} == expected
+    assert grown["specinfer:steps_total"] > 0
+    assert after["vllm:num_requests_running"] == after["specinfer:kv_cache_usage"] == 0
+
+
+@pytest.fixture(scope="module")
+def guarded(serving: Any) -> Iterator[Any]:
+    """A server with keys, small limits and an allowed origin."""
+    with serving(
+        api_keys=("secret-1", "secret-2"),
+        max_body_bytes=2000,
+        read_timeout=0.3,
+        request_timeout=5.0,
+        cors_origins=("https://app.example",),
+    ) as running:
+        yield running
+
+
+def test_keys(guarded: Any) -> None:
+    for headers in ({}, {"Authorization": "Bearer secret-3"}, {"Authorization": "secret-1"}):
+        for path in ("/v1/models", "/metrics", "/docs"):
+            error = error_of(guarded.get(path, headers=headers), 401)
+            assert error["type"] == "authentication_error"
+    for key in ("secret-1", "secret-2"):
+        assert guarded.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert guarded.get("/health").status_code == guarded.get("/ready").status_code == 200
+
+
+def test_large_bodies_are_refused_and_not_kept(guarded: Any) -> None:
+    headers = {"Authorization": "Bearer secret-1", "Content-Type": "application/json"}
+    error = error_of(guarded.post("/v1/completions", content=b" " * 5000, headers=headers), 413)
+    assert "at most 2000" in error["message"]
+    chunked = (b" " * 1000 for _ in range(5))
+    error_of(guarded.post("/v1/completions", content=chunked, headers=headers), 413)
+
+
+def test_a_body_that_never_ends_is_given_up(guarded: Any) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.ready.port), 60) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret-1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.3 s" in answer
+
+
+def test_cors(guarded: Any) -> None:
+    preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx.options(f"{guarded.url}/v1/completions", headers=preflight)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    other = {**preflight, "Origin": "https://evil.example"}
+    assert httpx.options(f"{guarded.url}/v1/completions", headers=other).status_code == 400
+    assert "access-control-allow-origin" in guarded.get("/v1/models", headers=preflight).headers
+
+
+def test_a_request_may_take_only_so_long(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(request_timeout=0.2) as server:
+        step = server.engine.step
+        monkeypatch.setattr(server.engine, "step", lambda: time.sleep(0.01) or step())
+        assert error_of(server.post("/v1/completions", json=LONG), 408)["code"] == "timeout"
+        server.wait_until_idle()
+        assert metrics(server)["specinfer:requests_finished_total/abort"] == 1
+
+
+def test_a_full_queue(serving: Any) -> None:
+    with serving(max_queue=1, max_num_seqs=1) as server, server.client() as client:
+        streams = [
+            client.completions.create(
+                model=MODEL, prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+            )
+            for _ in range(2)
+        ]
+        answer = server.post("/v1/completions", json=PROMPT)
+        assert error_of(answer, 429)["type"] == "rate_limit_error"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        for stream in streams:
+            stream.close()
+        server.wait_until_idle()
+        assert server.post("/v1/completions", json=PROMPT).status_code == 200
+        assert (
+            "at most 2 can run and wait"
+            in error_of(server.post("/v1/completions", json={**PROMPT, "n": 3}), 400)["message"]
+        )
+
+
+def test_draining(serving: Any) -> None:
+    with serving(max_num_seqs=1) as server, server.client() as client:
+        stream = iter(
+            client.completions.create(
+                model=MODEL, prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+            )
+        )
+        next(stream)
+        with ThreadPoolExecutor(1) as pool:
+            late = httpx.Client(base_url=server.url, timeout=60)
+            assert late.get("/health").json() == {"status": "ok"}
+            server.drain()
+            deadline = time.monotonic() + 60
+            while late.get("/health").json() != {"status": "draining"}:
+                assert time.monotonic() < deadline
+            error = error_of(late.post("/v1/completions", json=PROMPT), 503)
+            assert error["code"] == "draining"
+            error_of(late.get("/ready"), 503)
+            rest = list(pool.submit(list, stream).result(60))
+        assert rest[-1].choices[0].finish_reason == "length"
+        server.join()
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_prompts_are_logged_only_if_asked(
+    serving: Any, caplog: pytest.LogCaptureFixture, log_prompts: bool
+) -> None:
+    with serving(log_prompts=log_prompts) as server, caplog.at_level(logging.DEBUG):
+        server.post("/v1/completions", json={**PROMPT, "prompt": "confidential"})
+        server.post("/v1/completions", json={**PROMPT, "prompt": "confidential", "top_p": 9})
+        server.post("/v1/completions", json={**PROMPT, "prompt": ["confidential", 3]})
+        server.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "confidential"}]})
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("specinfer")]
+    assert any("POST /v1/completions 200" in line for line in ours)
+    assert any("confidential" in line for line in ours) == log_prompts
+    assert "confidential" not in json.dumps([r.getMessage() for r in caplog.records]) or log_prompts
