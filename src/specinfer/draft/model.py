@@ -48,7 +48,7 @@ class ModelDrafter:
         max_position: int,
         lane: int = 0,
     ) -> None:
-        """max_position: requests longer than this go on without this draft. lane: its number in an ensemble,
+        """max_position: histories longer than this go on without this draft. lane: its number in an ensemble,
         which keeps the members' draws apart."""
         self._runner = runner
         self._chooser = chooser

@@ -61,7 +61,7 @@ def pair(name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer 
     if own is not None and tokenizer is not None and own.vocab != tokenizer.vocab:
         return _compare(name, own, own_size, tokenizer, size)
     if own is None or tokenizer is None:
-        finding = "taken for the target's tokens, without two tokenizers to compare"
+        finding = "taken to have the target's tokens, there is no tokenizer to compare"
         # What lies beyond the tokenizer's last token is padding.
         is_padded = tokenizer is not None and min(own_size, size) > max(tokenizer.vocab.values())
         if own_size != size and not is_padded:

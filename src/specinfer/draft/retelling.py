@@ -45,7 +45,7 @@ class Retelling:
         self._has_text = False
         self._settled = list(self._own.opening)
         # The space that the tokenizer reads before a text: `encode_part` leaves one out.
-        self._unsettled = " " if self._own.adds_space else ""
+        self._unsettled: str = " " if self._own.adds_space else ""
 
     def _text(self, new: Sequence[int]) -> str:
         """What `new` adds to the text; special tokens are written out, but for the one that opens it."""
