@@ -67,7 +67,7 @@ class EngineOptions:
         "auto"
     )
     quantize: Annotated[
-        Quantize | None, _option("--quantize", help="Keep the target's weights in 8 bits.", panel="Model")
+        Quantize | None, option("--quantize", help="Keep the target's weights in 8 bits.", panel="Model")
     ] = None
     device: Annotated[
         str, option("--device", help="auto is cuda where there is one.", panel="Model", metavar="NAME")
