@@ -25,6 +25,14 @@ class Retelling:
         self._own = own
         self._start()
 
+    def _start(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._read: list[int] = []
+        self._has_text = False
+        self._settled = list(self._own.opening)
+        # The space that the tokenizer reads before a text: `encode_part` leaves one out.
+        self._unsettled = " " if self._own.adds_space else ""
+
     def tell(self, tokens: Sequence[int]) -> list[int] | None:
         """All of the request's `tokens` as the draft's; None while they end within a character."""
         if list(tokens[: len(self._read)]) != self._read:
@@ -38,14 +46,6 @@ class Retelling:
             self._settled += self._own.encode_part(self._unsettled[: starts[-1]])
             self._unsettled = self._unsettled[starts[-1] :]
         return self._settled + self._own.encode_part(self._unsettled)
-
-    def _start(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._read: list[int] = []
-        self._has_text = False
-        self._settled = list(self._own.opening)
-        # The space that the tokenizer reads before a text: `encode_part` leaves one out.
-        self._unsettled: str = " " if self._own.adds_space else ""
 
     def _text(self, new: Sequence[int]) -> str:
         """What `new` adds to the text; special tokens are written out, but for the one that opens it."""

@@ -93,19 +93,16 @@ def build_engine(config: EngineConfig) -> Engine:
         num_slots,
         num_scratch=0,
     )
+    draft_lens = {name: min(max_model_len, c.config.max_position) for name, c in draft_checkpoints.items()}
     drafts = {
-        name: load(
-            name, c, dtype, keep, device, min(max_model_len, c.config.max_position), num_slots, num_scratch
-        )
+        name: load(name, c, dtype, keep, device, draft_lens[name], num_slots, num_scratch)
         for name, c in draft_checkpoints.items()
     }
     log_memory([target, *drafts.values()], num_slots, dtype, device)
     log_torch_path(target, device)
 
     histories = {
-        name: pairing.histories(
-            drafts[name].runner.pool, min(max_model_len, drafts[name].checkpoint.config.max_position)
-        )
+        name: pairing.histories(drafts[name].runner.pool, draft_lens[name])
         for name, pairing in pairings.items()
     }
     own_histories = [h for h in histories.values() if isinstance(h, OwnHistories)]
@@ -127,7 +124,7 @@ def build_engine(config: EngineConfig) -> Engine:
             vocab=pairings[name].vocab,
             histories=histories[name],
             target_vocab_size=vocab_size,
-            max_position=min(max_model_len, drafts[name].checkpoint.config.max_position),
+            max_position=draft_lens[name],
             lane=lane,
         )
         for lane, name in enumerate(config.drafts)
