@@ -154,6 +154,29 @@ def test_slots_through_preemption_and_abort(tiny_model: Path, other: Path, seed:
     assert histories.prefix_cache.num_evictable == histories.prefix_cache.num_slots > 0
 
 
+def test_a_round_that_fails_keeps_no_slot(
+    tiny_model: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the draft's forward: what was not written is not cached, and the tokens stay the same."""
+    llm = engine(tiny_model, other)
+    drafter, (histories,) = llm.engine.parts.drafter, llm.engine.own_histories
+    assert isinstance(drafter, ModelDrafter)
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    requests = [llm.engine.add_request(prompt, some(1.0))[0] for prompt in prompts(llm)]
+    llm.engine.step()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(drafter._runner, "run", interrupted)
+        llm.engine.step()
+    llm.engine.check_integrity()
+    assert histories.prefix_cache.num_slots == 0
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert [tuple(r.output_token_ids) for r in requests] == tokens_of(engine(tiny_model), some(1.0))
+
+
 def test_a_draft_without_room_leaves_the_request_alone(tiny_model: Path, other: Path) -> None:
     """The draft writes more tokens than the target and has slots for as many only: plain decoding, then."""
     target = engine(other, tiny_model, max_num_seqs=1, kv_memory=40 * 512, prefix_cache=False)
