@@ -21,7 +21,12 @@ def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
         if parts.drafter and s.max_nodes > 1 and max_depth > 0:
             assert request.table is not None
             contexts[i] = DraftContext(
-                request.tokens, request.table.committed, request.row(), max_depth, s.max_nodes
+                request.tokens,
+                request.table.committed,
+                request.row(),
+                max_depth,
+                s.max_nodes,
+                request.draft_notes,
             )
     if parts.drafter and contexts:
         handle = parts.drafter.launch(list(contexts.values()), parts.topology)
