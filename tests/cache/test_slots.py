@@ -120,5 +120,27 @@ def test_prefix_cache_finds_the_longest_prefix(sequences: list[list[int]]) -> No
     assert allocator.num_free == 200
 
 
+def test_a_text_that_grows_stays_one_edge() -> None:
+    """Published after every step, it costs no longer walk; one that others use, or leave, is not extended."""
+    allocator = SlotAllocator(60)
+    cache = PrefixCache(allocator)
+    other = SlotTable(allocator, cache)
+    for end in range(3, 30, 3):
+        table = SlotTable(allocator, cache)
+        table.open(range(end))
+        missing = end - table.num_committed
+        assert missing == 3
+        assert table.reserve(missing) is not None
+        table.commit(range(missing))
+        table.publish(range(end))
+        table.release()
+        if end == 15:
+            other.open(range(end))
+    assert sorted(len(node.slots) for node in cache.nodes()) == [12, 15]
+    assert (cache.num_slots, cache.num_evictable) == (27, 12)
+    other.release()
+    assert cache.num_evictable == 27
+
+
 def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

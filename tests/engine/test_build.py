@@ -136,16 +136,10 @@ def test_weights_that_do_not_fit_the_config(tiny_model: Path, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_draft_whose_vocabulary_differs(tiny_model: Path, tiny_draft: Path, tmp_path: Path) -> None:
-    """By its tokenizer, whatever the sizes; or by sizes that no padding explains."""
+    """By sizes that no padding explains (tokenizers are compared in tests/draft/test_pairing.py)."""
     target = str(tiny_model)
     small = changed(tiny_draft, tmp_path / "small", vocab_size=299)
     refused(ConfigError, str(small), "299 tokens", "(300)", "ngram", model=target, drafts=[str(small)])
-    text = (tiny_model / "tokenizer.json").read_text().replace("<w270>", "<other>")
-    for size in (300, 320):
-        other = changed(tiny_draft, tmp_path / f"other{size}", vocab_size=size)
-        (other / "tokenizer.json").write_text(text)
-        shutil.copy(tiny_model / "tokenizer_config.json", other)
-        refused(ConfigError, str(other), "vocabulary", model=target, drafts=["ngram", str(other)])
     # Without any tokenizer to go by, only the same size will do.
     wide = changed(tiny_draft, tmp_path / "wide", vocab_size=320)
     refused(ConfigError, str(wide), "320 tokens", model=str(tiny_draft), drafts=[str(wide)])
@@ -204,6 +198,17 @@ def test_no_noise_row_is_made_twice(
     llm = LLM(str(tiny_model), drafts=names, tree="1,1,1,1,1,1", dtype="float32", max_num_seqs=64)
     llm.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=10, n=64, ignore_eos=True))
     assert len(made) == len(set(made)) == 64 * 10
+
+
+def test_one_line_says_how_a_draft_speaks(
+    tiny_model: Path, tiny_draft: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = str(tiny_draft)
+    with caplog.at_level(logging.INFO, logger="specinfer"):
+        LLM(str(tiny_model), drafts=[draft, draft, "ngram", str(tiny_model)], dtype="float32")
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("draft ")]
+    assert len(lines) == 2
+    assert f"draft {tiny_model}: the target's tokenizer, 6 of 6 texts split alike" in lines
 
 
 def test_one_table_says_what_memory_is_taken(

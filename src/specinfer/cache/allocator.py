@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,3 +55,8 @@ class SlotAllocator:
         self._num_free += n
         for filled in self._filled:
             filled[slots] = False
+
+    def check_integrity(self, owned: Iterable[Slots]) -> None:
+        """Every slot is free or in one of `owned`, exactly once."""
+        num_owners = np.bincount(np.concatenate([self.free_slots, *owned]), minlength=self.num_slots)
+        assert np.array_equal(num_owners, np.ones(self.num_slots)), "a slot is lost or owned twice"

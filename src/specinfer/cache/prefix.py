@@ -78,9 +78,12 @@ class PrefixCache:
         known, node = self.match(tokens)
         num_known = len(known)
         if num_known < len(tokens):
-            rest = tuple(tokens[num_known:])
-            child = PrefixNode(rest, slots[num_known:].copy(), node, last_use=self._clock)
-            node.children[rest[0]] = child
+            rest, own = tuple(tokens[num_known:]), slots[num_known:].copy()
+            if node.parent is not None and not node.children and node.num_users == 0:
+                # A text that grows stays one edge.
+                node.tokens, node.slots = node.tokens + rest, np.concatenate([node.slots, own])
+            else:
+                node.children[rest[0]] = PrefixNode(rest, own, node, last_use=self._clock)
             self._num_evictable += len(rest)
         return num_known
 
@@ -141,7 +144,10 @@ class PrefixCache:
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
+    shorter = min(len(a), len(b))
+    if tuple(a[:shorter]) == tuple(b[:shorter]):
+        return shorter
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
-    return min(len(a), len(b))
+    return shorter

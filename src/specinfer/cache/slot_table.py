@@ -77,11 +77,12 @@ class SlotTable:
         if self._prefix_cache is None or self._node is None:
             return
         assert len(tokens) == self.num_committed
+        # Nothing is evicted before the lock below; unlocked, the node can take the tokens that follow it.
+        self._prefix_cache.unlock(self._node)
         num_known = self._prefix_cache.insert(tokens, self.committed)
         own_duplicates = self.committed[self.num_shared : num_known].copy()
         slots, node = self._prefix_cache.match(tokens)
         self._prefix_cache.lock(node)
-        self._prefix_cache.unlock(self._node)
         self._node = node
         self._buffer[: self.num_committed] = slots
         self.num_shared = self.num_committed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ class DraftContext:
     tokens: committed tokens, the last one the tree's root (a path not yet committed may be part of them).
     slots: [num_committed] slots of the leading tokens, by position; the root has none yet.
     row: the row that follows the root. max_depth, max_nodes: limits of the tree, root included in the nodes.
+    notes: what drafters remember about the request, each under itself; they last as long as the request.
     """
 
     tokens: Sequence[int]
@@ -29,6 +30,7 @@ class DraftContext:
     row: Row
     max_depth: int
     max_nodes: int
+    notes: dict[Any, Any] = field(default_factory=dict)
 
 
 class Proposal(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from specinfer.attention import Span
 from specinfer.draft.drafter import DraftContext, Proposal
 from specinfer.draft.growth import GrowingTree, expand
+from specinfer.draft.history import Histories, History
+from specinfer.draft.vocabulary import DraftVocab, Ints
 from specinfer.runtime import Batch, Runner, WorkItem
 from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.pick import draw_iid, draw_without_replacement, pick_top
@@ -23,28 +25,15 @@ from specinfer.verify.verdict import Verdict
 CATCH_UP_TOKENS = 512
 """Trunk tokens per forward while a draft catches up."""
 
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class DraftVocab:
-    """A draft that works on a subset of the target's vocabulary.
-
-    to_target: [draft vocabulary] target ids of the head's rows. to_draft: [target vocabulary] ids fed to the
-    embedding (0 for tokens outside the subset), or None where the embedding takes the target's ids.
-    """
-
-    to_target: torch.Tensor
-    to_draft: Ints | None
-
 
 class ModelDrafter:
-    """Proposes with one draft model that shares the target's token ids. Without a DraftVocab its vocabulary
-    is the target's, or longer by padding.
+    """Proposes with one draft model. Without a DraftVocab its vocabulary is the target's, or longer by
+    padding; with one it proposes among the tokens that both have.
 
-    Committed tokens keep their K/V under the request's own slots in the draft's pool; the tree's K/V lives in
-    the pool's scratch slots and is forgotten when `launch` returns. At temperature 0 children are the top-k;
-    above it they are made as `kind` says: coupled top-k (DETERMINISTIC), or drawn.
+    Trees are in the target's token ids. Committed tokens keep their K/V in the draft's pool, under the slots
+    that `histories` says; the tree's K/V lives in the pool's scratch slots and is forgotten when `launch`
+    returns. At temperature 0 children are the top-k; above it they are made as `kind` says: coupled top-k
+    (DETERMINISTIC), or drawn from the draft's law over the tokens it may propose.
     """
 
     def __init__(
@@ -54,16 +43,23 @@ class ModelDrafter:
         *,
         kind: CandidateKind,
         vocab: DraftVocab | None,
+        histories: Histories,
         target_vocab_size: int,
         max_position: int,
         lane: int = 0,
     ) -> None:
-        """max_position: requests longer than this go on without this draft. lane: its number in an ensemble,
+        """max_position: histories longer than this go on without this draft. lane: its number in an ensemble,
         which keeps the members' draws apart."""
         self._runner = runner
         self._chooser = chooser
         self._kind = kind
         self._vocab = vocab
+        self._histories = histories
+        self._columns = self._to_target = None
+        if vocab is not None:
+            device = runner.pool.k[0].device
+            self._to_target = torch.from_numpy(vocab.to_target).to(device)
+            self._columns = None if vocab.columns is None else torch.from_numpy(vocab.columns).to(device)
         self._target_vocab_size = target_vocab_size
         self._max_position = max_position
         self._lane = lane
@@ -73,9 +69,15 @@ class ModelDrafter:
         return frozenset({self._kind, CandidateKind.DETERMINISTIC})
 
     def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Proposal]:
-        trees = [self._plant(context) for context in contexts]
+        with self._histories.open(contexts) as histories:
+            return self._draft(contexts, histories, topology)
+
+    def _draft(
+        self, contexts: Sequence[DraftContext], histories: Sequence[History | None], topology: Topology
+    ) -> list[Proposal]:
+        trees = [self._plant(c, history) for c, history in zip(contexts, histories, strict=True)]
         laws: list[dict[tuple[int, int], NDArray[np.float64]]] = [{} for _ in contexts]
-        scratch = _Scratch(self._runner.pool.scratch_start, contexts)
+        scratch = _Scratch(self._runner.pool.scratch_start, contexts, histories)
         for depth in range(topology.max_depth):
             counts = expand(topology, depth, trees, self._lane)
             if not any(counts):
@@ -87,7 +89,7 @@ class ModelDrafter:
                 for node in tree.frontier
             ]
             logits = (
-                self._root_logits(contexts, trees, scratch)
+                self._root_logits(histories, trees, scratch)
                 if depth == 0
                 else self._node_logits(trees, scratch)
             )
@@ -105,12 +107,12 @@ class ModelDrafter:
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         pass
 
-    def _plant(self, context: DraftContext) -> GrowingTree | None:
-        if len(context.tokens) >= self._max_position:
+    def _plant(self, context: DraftContext, history: History | None) -> GrowingTree | None:
+        if history is None or len(history.tokens) >= self._max_position:
             return None
         return GrowingTree(
             context.tokens[-1],
-            max_depth=min(context.max_depth, self._max_position - len(context.tokens)),
+            max_depth=min(context.max_depth, self._max_position - len(history.tokens)),
             max_nodes=context.max_nodes,
             end_token_ids=context.row.end_token_ids,
         )
@@ -127,18 +129,18 @@ class ModelDrafter:
         return Proposal(built, {(drafter, places[node]): q for (drafter, node), q in law.items()})
 
     def _root_logits(
-        self, contexts: Sequence[DraftContext], trees: Sequence[GrowingTree | None], scratch: _Scratch
+        self, histories: Sequence[History | None], trees: Sequence[GrowingTree | None], scratch: _Scratch
     ) -> torch.Tensor:
-        """Feed each context's tokens whose K/V is missing, the root last: [growing requests, draft vocab]."""
+        """Feed each history's tokens whose K/V is missing: [growing requests, draft vocab]."""
         filled = self._runner.pool.filled
         todo: list[tuple[Ints, Ints, int]] = []  # (tokens, slots, how many are written)
-        for r, (context, tree) in enumerate(zip(contexts, trees, strict=True)):
-            if tree is None or not tree.frontier:
+        for r, (history, tree) in enumerate(zip(histories, trees, strict=True)):
+            if history is None or tree is None or not tree.frontier:
                 continue
-            slots = np.concatenate([context.slots, scratch.trunk(r)])
-            known = filled[context.slots]
+            slots = np.concatenate([history.slots, scratch.trunk(r)])
+            known = filled[history.slots]
             written = len(known) if known.all() else int(known.argmin())
-            todo.append((np.asarray(context.tokens, np.int64), slots, written))
+            todo.append((history.tokens, slots, written))
         while any(len(tokens) - written > CATCH_UP_TOKENS for tokens, _, written in todo):
             items = []
             for i, (tokens, slots, written) in enumerate(todo):
@@ -148,15 +150,15 @@ class ModelDrafter:
             self._runner.run(Batch.of(items))
         items = [self._trunk(tokens, slots, written, len(tokens)) for tokens, slots, written in todo]
         logits, _ = self._runner.run(Batch.of(items))
-        for context, tree in zip(contexts, trees, strict=True):
-            if tree is not None and tree.frontier:
-                filled[context.slots] = True
+        for history, tree in zip(histories, trees, strict=True):
+            if history is not None and tree is not None and tree.frontier:
+                filled[history.slots] = True
         return logits
 
     def _trunk(self, tokens: Ints, slots: Ints, start: int, end: int) -> WorkItem:
         span = Span(slots[:start], slots[start:end], np.arange(-1, end - start - 1))
         last = np.array([end - start - 1] if end == len(tokens) else [], np.int64)
-        return WorkItem(span, self._to_draft(tokens[start:end]), last)
+        return WorkItem(span, tokens[start:end], last)
 
     def _node_logits(self, trees: Sequence[GrowingTree | None], scratch: _Scratch) -> torch.Tensor:
         """Logits after every frontier node: [frontier of the batch, draft vocab]. Each node is a span of its
@@ -181,8 +183,10 @@ class ModelDrafter:
         laws: Sequence[dict[tuple[int, int], NDArray[np.float64]]],
     ) -> None:
         """Give every frontier node its children."""
-        token_ids = None if self._vocab is None else self._vocab.to_target
-        if token_ids is None:
+        token_ids = self._to_target
+        if self._columns is not None:
+            logits = logits.index_select(1, self._columns)
+        elif token_ids is None:
             logits = logits[:, : self._target_vocab_size]  # a draft may be padded further than the target
         flat = [
             (r, node, count)
@@ -238,7 +242,7 @@ class ModelDrafter:
         if self._vocab is None:
             return q
         full = np.zeros(self._target_vocab_size)
-        full[self._vocab.to_target.cpu().numpy()] = q
+        full[self._vocab.to_target] = q
         return full
 
     def _to_draft(self, tokens: Ints) -> Ints:
@@ -248,22 +252,24 @@ class ModelDrafter:
 class _Scratch:
     """Where the uncommitted tokens of one round live: per request its trunk's, then its nodes'."""
 
-    def __init__(self, start: int, contexts: Sequence[DraftContext]) -> None:
-        self._contexts = contexts
+    def __init__(
+        self, start: int, contexts: Sequence[DraftContext], histories: Sequence[History | None]
+    ) -> None:
+        self._slots = [np.zeros(0, np.int64) if h is None else h.slots for h in histories]
         self._starts = []
-        for context in contexts:
+        self._trunk_lens = []
+        for context, history in zip(contexts, histories, strict=True):
             self._starts.append(start)
-            start += len(context.tokens) - len(context.slots) + context.max_nodes - 1
+            self._trunk_lens.append(0 if history is None else len(history.tokens) - len(history.slots))
+            start += self._trunk_lens[-1] + context.max_nodes - 1
 
     def trunk(self, r: int) -> Ints:
         """Slots of the tokens that have none of their own, the root last."""
-        context = self._contexts[r]
-        return np.arange(self._starts[r], self._starts[r] + len(context.tokens) - len(context.slots))
+        return np.arange(self._starts[r], self._starts[r] + self._trunk_lens[r])
 
     def node(self, r: int, node: int) -> Ints:
         """[1], the slot of a node other than the root."""
-        context = self._contexts[r]
-        return np.array([self._starts[r] + len(context.tokens) - len(context.slots) + node - 1], np.int64)
+        return np.array([self._starts[r] + self._trunk_lens[r] + node - 1], np.int64)
 
     def context(self, r: int, tree: GrowingTree, node: int) -> Ints:
         """Slots of everything above `node`, by position."""
@@ -272,7 +278,7 @@ class _Scratch:
         while parent > 0:
             path.append(self.node(r, parent))
             parent = tree.parents[parent]
-        return np.concatenate([self._contexts[r].slots, self.trunk(r), *path[::-1]])
+        return np.concatenate([self._slots[r], self.trunk(r), *path[::-1]])
 
 
 def row_at(root: Row, path: tuple[int, ...]) -> Row:

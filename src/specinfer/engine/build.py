@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 import torch
 
 from specinfer.cache import PrefixCache, SlotAllocator
@@ -15,8 +14,10 @@ from specinfer.cache.pool import bytes_per_slot
 from specinfer.config import EngineConfig
 from specinfer.draft.drafter import Drafter
 from specinfer.draft.ensemble import EnsembleDrafter
-from specinfer.draft.model import DraftVocab, ModelDrafter
+from specinfer.draft.history import OwnHistories, SharedHistories
+from specinfer.draft.model import ModelDrafter
 from specinfer.draft.ngram import NgramDrafter
+from specinfer.draft.pairing import pair
 from specinfer.engine.engine import Engine
 from specinfer.engine.parts import Parts
 from specinfer.engine.scheduler import Scheduler
@@ -25,7 +26,6 @@ from specinfer.metrics import StepTimer
 from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
-from specinfer.models.tokenizer import Tokenizer
 from specinfer.runtime import Runner, make_pool, make_torch_runner
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
@@ -33,7 +33,7 @@ from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.noise import NoiseCache
 from specinfer.tree import Topology, parse_topology
 from specinfer.tree.token_tree import MAX_NODES
-from specinfer.verify import Verifier, check_kinds, get_verifier
+from specinfer.verify import check_kinds, get_verifier
 
 logger = logging.getLogger("specinfer")
 AUTO_KV_BYTES = 2**30
@@ -69,8 +69,9 @@ def build_engine(config: EngineConfig) -> Engine:
         name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
     }
     tokenizer = checkpoint.tokenizer()
-    for name, draft in draft_checkpoints.items():
-        check_vocabulary(name, draft, checkpoint, tokenizer)
+    pairings = {name: pair(name, draft, checkpoint, tokenizer) for name, draft in draft_checkpoints.items()}
+    for name, pairing in pairings.items():
+        logger.info("draft %s: %s", name, pairing.finding)
     max_model_len = min(
         config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position
     )
@@ -94,17 +95,22 @@ def build_engine(config: EngineConfig) -> Engine:
         num_slots,
         num_scratch=0,
     )
+    draft_lens = {name: min(max_model_len, c.config.max_position) for name, c in draft_checkpoints.items()}
     drafts = {
-        name: load(
-            name, c, dtype, keep, device, min(max_model_len, c.config.max_position), num_slots, num_scratch
-        )
+        name: load(name, c, dtype, keep, device, draft_lens[name], num_slots, num_scratch)
         for name, c in draft_checkpoints.items()
     }
     log_memory([target, *drafts.values()], num_slots, dtype, device)
     log_torch_path(target, device)
 
+    histories = {
+        name: pairing.histories(drafts[name].runner.pool, draft_lens[name])
+        for name, pairing in pairings.items()
+    }
+    own_histories = [h for h in histories.values() if isinstance(h, OwnHistories)]
+    sharing = [drafts[name] for name, h in histories.items() if isinstance(h, SharedHistories)]
     allocator = SlotAllocator(num_slots)
-    allocator.watch([loaded.runner.pool.filled for loaded in (target, *drafts.values())])
+    allocator.watch([loaded.runner.pool.filled for loaded in (target, *sharing)])
     prefix_cache = PrefixCache(allocator) if config.prefix_cache else None
     vocab_size = checkpoint.config.vocab_size
     # A request's rows of one step: one for each depth that is drafted, and one after the deepest.
@@ -113,7 +119,16 @@ def build_engine(config: EngineConfig) -> Engine:
     drafters = [
         NgramDrafter(lane=lane)
         if name == NGRAM
-        else model_drafter(drafts[name], chooser, verifier, vocab_size, max_model_len, lane)
+        else ModelDrafter(
+            drafts[name].runner,
+            chooser,
+            kind=verifier.sampled_kind,
+            vocab=pairings[name].vocab,
+            histories=histories[name],
+            target_vocab_size=vocab_size,
+            max_position=draft_lens[name],
+            lane=lane,
+        )
         for lane, name in enumerate(config.drafts)
     ]
     drafter: Drafter | None = None
@@ -137,7 +152,9 @@ def build_engine(config: EngineConfig) -> Engine:
         max_forced_tokens=MAX_FORCED_TOKENS,
         timer=StepTimer(),
     )
-    return Engine(parts, tokenizer, allocator, prefix_cache, vocab_size=vocab_size)
+    return Engine(
+        parts, tokenizer, allocator, prefix_cache, vocab_size=vocab_size, own_histories=own_histories
+    )
 
 
 def resolve_topology(tree: object) -> Topology:
@@ -193,29 +210,6 @@ def resolve_num_slots(
     return num_slots
 
 
-def check_vocabulary(name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer | None) -> None:
-    """A draft must speak the target's token ids, padded to any size, or a subset by its draft_vocab file."""
-    size, own_size = target.config.vocab_size, draft.config.vocab_size
-    if draft.draft_vocab is not None:
-        if int(draft.draft_vocab.max()) >= size:
-            raise ConfigError(
-                f"draft {name}: its vocabulary names token {draft.draft_vocab.max()}, of {size}"
-            )
-        return
-    if tokenizer is None:
-        differs = own_size != size
-    elif (own := draft.tokenizer()) is not None:
-        differs = own.vocab != tokenizer.vocab
-    else:
-        # What lies beyond the tokenizer's last token is padding.
-        differs = own_size != size and min(own_size, size) <= max(tokenizer.vocab.values())
-    if differs:
-        raise ConfigError(
-            f"draft {name}: its vocabulary ({own_size} tokens) is not the target's ({size})",
-            hint="use a draft made for this target, or ngram",
-        )
-
-
 def load(
     name: str,
     checkpoint: Checkpoint,
@@ -238,36 +232,6 @@ def load(
     factory = LinearFactory(dtype, device)
     runner = make_torch_runner(checkpoint, factory, pool, max_position)
     return Loaded(name, checkpoint, runner, factory.num_bytes, (type_name(dtype),))
-
-
-def model_drafter(
-    loaded: Loaded, chooser: Chooser, verifier: Verifier, vocab_size: int, max_model_len: int, lane: int
-) -> ModelDrafter:
-    """The drafter of a loaded draft model."""
-    return ModelDrafter(
-        loaded.runner,
-        chooser,
-        kind=verifier.sampled_kind,
-        vocab=draft_vocab(loaded.checkpoint, vocab_size, loaded.runner.pool.k[0].device),
-        target_vocab_size=vocab_size,
-        max_position=min(max_model_len, loaded.checkpoint.config.max_position),
-        lane=lane,
-    )
-
-
-def draft_vocab(checkpoint: Checkpoint, vocab_size: int, device: torch.device) -> DraftVocab | None:
-    """How a draft's token ids map to the target's; None where they are the same."""
-    subset, is_embedded = checkpoint.draft_vocab, checkpoint.embeds_draft_vocab
-    if subset is None:
-        if checkpoint.config.vocab_size >= vocab_size:
-            return None
-        # The target is padded further than the draft.
-        subset, is_embedded = np.arange(checkpoint.config.vocab_size), True
-    to_draft = None
-    if is_embedded:
-        to_draft = np.zeros(vocab_size, np.int64)
-        to_draft[subset] = np.arange(len(subset))
-    return DraftVocab(torch.from_numpy(subset).to(device), to_draft)
 
 
 def log_torch_path(target: Loaded, device: torch.device) -> None:

@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from specinfer.cache import PrefixCache, SlotAllocator
+from specinfer.draft.history import OwnHistories
 from specinfer.engine.detokenizer import Detokenizer
 from specinfer.engine.grammars import Grammars
 from specinfer.engine.parts import Emission, Parts
@@ -35,13 +34,16 @@ class Engine:
         prefix_cache: PrefixCache | None,
         *,
         vocab_size: int,
+        own_histories: Sequence[OwnHistories] = (),
     ) -> None:
+        """own_histories: of the drafts with another tokenizer."""
         self.parts = parts
         self.tokenizer = tokenizer
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.vocab_size = vocab_size
         self._grammars = Grammars(tokenizer)
+        self.own_histories = tuple(own_histories)
         self._serial = itertools.count(1)
 
     @property
@@ -116,17 +118,16 @@ class Engine:
                 raise
 
     def check_integrity(self) -> None:
-        """Every slot is free, cached or owned by one request, exactly once."""
-        owners = [self.allocator.free_slots]
-        if self.prefix_cache is not None:
-            owners.extend(node.slots for node in self.prefix_cache.nodes())
+        """Every slot is free, cached or owned by one request, exactly once; those of drafts with another
+        tokenizer, too."""
+        owned = [] if self.prefix_cache is None else [node.slots for node in self.prefix_cache.nodes()]
         for request in self.parts.scheduler.running:
             assert request.table is not None
-            owners.append(request.table.committed[request.table.num_shared :])
-            owners.append(request.table.reserved)
-        num_slots = self.allocator.num_slots
-        num_owners = np.bincount(np.concatenate(owners), minlength=num_slots)
-        assert np.array_equal(num_owners, np.ones(num_slots)), "a slot is lost or owned twice"
+            owned.append(request.table.committed[request.table.num_shared :])
+            owned.append(request.table.reserved)
+        self.allocator.check_integrity(owned)
+        for histories in self.own_histories:
+            histories.check_integrity()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise RequestError for a prompt that can never run."""

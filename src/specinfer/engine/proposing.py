@@ -24,7 +24,12 @@ def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
             assert request.table is not None
             max_nodes = min(s.max_nodes, MAX_NODES)
             contexts[i] = DraftContext(
-                request.tokens, request.table.committed, request.row(), max_depth, max_nodes
+                request.tokens,
+                request.table.committed,
+                request.row(),
+                max_depth,
+                max_nodes,
+                request.draft_notes,
             )
             limit = min(parts.max_forced_tokens, max_depth, max_nodes - 1)
             chains[i] = forced_tokens(contexts[i].row, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Any
 
 from specinfer.cache import SlotTable
 from specinfer.engine.detokenizer import Detokenizer
@@ -62,6 +63,8 @@ class Request:
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.num_cached_tokens = 0
+        self.draft_notes: dict[Any, Any] = {}
+        """What drafters remember about it."""
         self.is_accepted: list[bool] = []
         """Of each output token: whether a draft proposed it."""
         self.logprobs: list[TokenLogprobs] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,33 @@ class Tokenizer:
             )
         return str(backend.to_str())
 
+    @cached_property
+    def spellings(self) -> list[bytes]:
+        """[ids] the bytes that each token stands for in a text; nothing for an id without a token."""
+        backend: Any = self._hf
+        is_byte_level = b'"ByteLevel"' in backend.backend_tokenizer.decoder.__getstate__()
+        spell = _spell_byte_level if is_byte_level else _spell_sentencepiece
+        vocab, added = self.vocab, self._hf.get_added_vocab()
+        result = [b""] * (1 + max(vocab.values()))
+        for piece, token_id in vocab.items():
+            result[token_id] = piece.encode() if piece in added else spell(piece)
+        return result
+
+    @property
+    def ordinary_ids(self) -> set[int]:
+        """The tokens that text is split into: all but the special and the added ones."""
+        return set(self.vocab.values()) - set(self._hf.get_added_vocab().values())
+
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """What comes before any text: BOS, where the model wants one."""
+        return tuple(token for token in self.encode("")[:1] if token == self.bos_token_id)
+
+    @cached_property
+    def adds_space(self) -> bool:
+        """Whether it reads a text as if a space came first, as SentencePiece does."""
+        return b"".join(self.spellings[i] for i in self.encode("a", False)) == b" a"
+
     @staticmethod
     def from_directory(path: Path | str) -> Tokenizer:
         """The tokenizer of a Hugging Face directory. Raises ModelError if it has none or it is damaged.
@@ -143,6 +171,10 @@ class Tokenizer:
             raise RequestError(
                 f"this text cannot be tokenised: {_first_line(error)}", hint="pass a str of whole characters"
             ) from error
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a part of a text, its beginning or one that starts with a space."""
+        return self.encode(text.removeprefix(" ") if self.adds_space else text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; bytes that are not (yet) a whole character come out as U+FFFD."""
@@ -337,6 +369,21 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
         for key in ("role", "content"):
             if not isinstance(message, dict) or not isinstance(message.get(key), str):
                 raise RequestError(f"message {index} has no text under {key!r}", hint=hint)
+
+
+def _spell_byte_level(piece: str) -> bytes:
+    return b"".join(_bytes_of_alphabet().get(char, char.encode()) for char in piece)
+
+
+def _spell_sentencepiece(piece: str) -> bytes:
+    if _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(_SPACE, " ").encode()
+
+
+@cache
+def _bytes_of_alphabet() -> dict[str, bytes]:
+    return {char: bytes([byte]) for byte, char in _byte_alphabet().items()}
 
 
 def _byte_alphabet() -> dict[int, str]:

@@ -1,0 +1,86 @@
+"""Retelling: however the text arrives, the draft's tokens are those of the whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from specinfer.draft.retelling import Retelling
+from specinfer.models.tokenizer import Tokenizer
+
+TEXTS = st.lists(st.sampled_from([*"abthe 12.,\n", " the", " an", "é", "你"]), max_size=30).map("".join)
+Three = dict[str, Tokenizer]
+
+
+@pytest.fixture(scope="module")
+def three(
+    tiny_model: Path,
+    spelled_otherwise: Backend,
+    sentencepiece: Backend,
+    save_tokenizer: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Three:
+    """Bytes alone; byte-level with merges; SentencePiece."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {
+        "bytes": Tokenizer.from_directory(tiny_model),
+        "merges": Tokenizer.from_directory(save_tokenizer(spelled_otherwise, root / "merges")),
+        "pieces": Tokenizer.from_directory(
+            save_tokenizer(sentencepiece, root / "pieces", bos_token="<s>", unk_token="<unk>")
+        ),
+    }
+
+
+@given(text=TEXTS)
+def test_spellings_are_the_text(three: Three, text: str) -> None:
+    for name, tokenizer in three.items():
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        before = " " if name == "pieces" and text else ""
+        assert b"".join(tokenizer.spellings[i] for i in ids) == (before + text).encode()
+    assert [t.adds_space for t in three.values()] == [False, False, True]
+    assert [t.opening for t in three.values()] == [(), (), (1,)]
+
+
+@given(
+    text=TEXTS,
+    source=st.sampled_from(["bytes", "merges", "pieces"]),
+    own=st.sampled_from(["bytes", "merges", "pieces"]),
+    data=st.data(),
+)
+def test_in_steps_it_is_the_whole(
+    three: Three, text: str, source: str, own: str, data: st.DataObject
+) -> None:
+    """After every step: the draft's encoding of the text so far, or None within a character."""
+    tokenizer, draft = three[source], three[own]
+    tokens = tokenizer.encode(text)
+    retelling = Retelling(tokenizer, draft)
+    end = 0
+    while end < len(tokens):
+        end = data.draw(st.integers(end + 1, len(tokens)))
+        so_far = b"".join(tokenizer.spellings[t] for t in tokens[len(tokenizer.opening) : end])
+        try:
+            expected = draft.encode(so_far.decode().removeprefix(" " if source == "pieces" else ""))
+        except UnicodeDecodeError:
+            expected = None
+        assert retelling.tell(tokens[:end]) == expected
+
+
+def test_a_path_that_was_not_committed(three: Three) -> None:
+    tokenizer, draft = three["bytes"], three["merges"]
+    retelling = Retelling(tokenizer, draft)
+    for text in ("a the ab", "a the abc an", "a th", "a the ab", ""):
+        assert retelling.tell(tokenizer.encode(text)) == draft.encode(text)
+
+
+def test_special_tokens_are_written_out(three: Three) -> None:
+    """Those that the draft has are read as such, and BOS is each tokenizer's own."""
+    tokenizer, draft = three["bytes"], three["merges"]
+    told = Retelling(tokenizer, draft).tell(tokenizer.encode("ab<|end|><|start|>"))
+    assert told == [*draft.encode("ab"), draft.vocab["<|end|>"], *draft.encode("<|start|>")]
+    assert Retelling(tokenizer, three["pieces"]).tell(tokenizer.encode("a")) == three["pieces"].encode("a")
+    assert Retelling(three["pieces"], draft).tell(three["pieces"].encode("a")) == draft.encode("a")
