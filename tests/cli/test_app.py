@@ -118,7 +118,7 @@ class TestModels:
         specinfer("generate", "hi", "-m", path).assert_error(1, "model.safetensors")
 
     def test_draft_of_another_vocabulary(self, specinfer, tmp_path, tiny_model, write_model):
-        path = write_model(tmp_path / "d", vocab_size=280)
+        path = write_model(tmp_path / "d", vocab_size=280, tokenizer=False)
         specinfer("generate", "hi", "-m", tiny_model, "-d", path).assert_error(2, "280", "300")
 
     def test_no_default_draft(self, specinfer, tiny_model):
