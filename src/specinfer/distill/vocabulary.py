@@ -30,8 +30,8 @@ def choose_vocab(
     """
     if size >= len(counts):
         return None
-    ranked = np.where(np.isin(np.arange(len(counts)), list(always)), np.inf, counts)
-    kept = np.argsort(-ranked, kind="stable")[:size]
+    is_optional = ~np.isin(np.arange(len(counts)), list(always))
+    kept = np.lexsort((-counts, is_optional))[:size]
     return np.concatenate([kept[-1:], np.sort(kept[:-1])])
 
 
