@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_tokens_in_and_speculation_off(channel: Any) -> None:
     assert without[-1].finish.num_draft_tokens == 0 and without[-1].finish.num_steps == 20
 
 
-def test_failures_have_their_codes(channel: Any, server: Any) -> None:
+def test_failures_have_their_codes(channel: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = failure(channel, pb.GenerateRequest(text="Hello", sampling=pb.Sampling(top_p=2)))
     assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT and "top_p must be in (0, 1]" in bad.details()
     bad = failure(channel, pb.GenerateRequest(text="Hello", sampling=pb.Sampling(stop=["x"] * 65)))
@@ -91,13 +92,13 @@ def test_failures_have_their_codes(channel: Any, server: Any) -> None:
     assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT and "empty" in bad.details()
     bad = failure(channel, LONG, key="wrong")
     assert bad.code() is grpc.StatusCode.UNAUTHENTICATED
+    gate, step = threading.Event(), server.engine.step
+    monkeypatch.setattr(server.engine, "step", lambda: step() if gate.wait(60) else [])  # none may end early
     running = [generate(channel, LONG) for _ in range(3)]
-    for stream in running[:2]:
-        next(stream)
-    server.call(asyncio.sleep(0)).result(60)
     while server.front.num_open < 3:
         server.call(asyncio.sleep(0)).result(60)
     full = failure(channel, LONG)
+    gate.set()
     assert full.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert int(dict(full.trailing_metadata())["retry-after"]) >= 1
     for stream in running:
