@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "choice.h"
 #include "forward.h"
 
 namespace nb = nanobind;
@@ -126,10 +127,16 @@ class Model {
 };
 
 NB_MODULE(_cpu, m) {
-  m.doc() = "Forward passes in native code.";
+  m.doc() = "Forward passes, noise and choices in native code.";
   // What an interpreter still holds at its exit is its own business, not a user's.
   nb::set_leak_warnings(false);
   m.def("level", [](const std::string& name) { return std::string(choose_kernels(name.c_str()).name); });
+  m.def("gumbel", [](uint64_t seed, uint32_t sample_index, uint32_t position, int64_t n, uintptr_t out) {
+    gumbel({seed, sample_index, position}, n, at<float>(out));
+  });
+  m.def("choose", [](uintptr_t logits, int64_t n, float divisor, uint64_t seed, uint32_t sample_index, uint32_t position) {
+    return choose(at<float>(logits), n, divisor, {seed, sample_index, position});
+  });
   nb::class_<Model>(m, "Model")
       .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::vector<std::string>&,
                     const std::string&, int>(),
