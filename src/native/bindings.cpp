@@ -1,6 +1,7 @@
 // The Python side of the extension: raw addresses in, checked numbers through, no tensor library.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -136,6 +137,10 @@ NB_MODULE(_cpu, m) {
   });
   m.def("choose", [](uintptr_t logits, int64_t n, float divisor, uint64_t seed, uint32_t sample_index, uint32_t position) {
     return choose(at<float>(logits), n, divisor, {seed, sample_index, position});
+  });
+  m.def("nucleus", [](uintptr_t x, int64_t n, double share) {
+    const Nucleus found = nucleus(at<float>(x), n, share);
+    return std::make_pair(found.bound, found.size);
   });
   nb::class_<Model>(m, "Model")
       .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::vector<std::string>&,
