@@ -52,15 +52,15 @@ class Chooser:
 
     def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
         """[n], the target's choice after each row; the lowest id wins a tie."""
-        if logits.device.type == "cpu" and native is not None:
-            scales = [divisor(row) for row in rows]
-            if not all(is_only_divided(row, logits.shape[1]) for row in rows):
-                logits, scales = process(logits, rows), [1.0] * len(rows)
-            logits = logits.float().contiguous()
-            return np.array([_choose(*each) for each in zip(logits, scales, rows, strict=True)], np.int64)
-        if any(is_sampled(row) or row.processors for row in rows):
-            logits = self.perturbed(logits, rows)
-        return _first_argmax(logits)
+        if not any(is_sampled(row) or row.processors for row in rows):
+            return _first_argmax(logits)
+        if native is None or logits.device.type != "cpu":
+            return _first_argmax(self.perturbed(logits, rows))
+        scales = [divisor(row) for row in rows]
+        if not all(is_only_divided(row, logits.shape[1]) for row in rows):
+            logits, scales = process(logits, rows), [1.0] * len(rows)
+        logits = logits.float().contiguous()
+        return np.array([_choose(*each) for each in zip(logits, scales, rows, strict=True)], np.int64)
 
     def probabilities(
         self, logits: torch.Tensor, rows: Sequence[Row], token_ids: torch.Tensor | None = None
