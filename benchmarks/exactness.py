@@ -196,7 +196,7 @@ def write(args: argparse.Namespace, work: Work, llms: dict[str, LLM], prompts: l
         "machine": machine(),
         "target": "smollm2-135m",
         "threads": args.threads,
-        "prompts": f"one of {args.every} of Spec-Bench, {args.max_tokens} tokens",
+        "prompts": f"one in {args.every} of Spec-Bench, at most {args.count}; {args.max_tokens} tokens",
         "all_identical": all(not row["mismatches"] for row in rows),
         "rows": rows,
     }
