@@ -78,8 +78,9 @@ INLINE double nlog(double x) {
 
 INLINE float gumbel_of(uint32_t word) { return float(nlog(nlog((to_double(word) + 0.5) * 0x1p-32))); }
 
-// At least gumbel_of(word), and not much more where that is large. -ln(u) >= 1 - u >= r / 2^31 with r as below, and the bits of a
-// positive float, taken for a fixed-point number, are never above its binary logarithm + 127. Checked for all 2^32 words.
+// At least gumbel_of(word), and not much more where that is large. -ln(u) >= 1 - u >= r / 2^31 with r as below, and
+// the bits of a positive float, taken for a fixed-point number, are never above its binary logarithm + 127. Checked
+// for all 2^32 words.
 INLINE float bound_of(uint32_t word) {
   const float r = float(int32_t(~word >> 1));
   int32_t bits;
