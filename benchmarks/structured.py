@@ -4,9 +4,9 @@
 
 Schemas and white space are bounded, so that the longest instance fits max_tokens: strings are ASCII, and a
 token is at least a character. Each of the 48 prompts is answered at temperature 0 once, then at 0.8 with
-other seeds; a batch of them by every way before the next one is taken. Answers of one grammar must be the same
-tokens in all ways. Acceptance length counts the bonus token. Resumable: answers are kept beside the output
-(*.answers.jsonl), and an interrupted run goes on where it stopped.
+other seeds; a batch of them by every way before the next one is taken. Answers of one grammar must be the
+same tokens in all ways. Acceptance length counts the bonus token. Resumable: answers are kept beside the
+output (*.answers.jsonl), and an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -84,13 +84,14 @@ class Question:
     def number(i: int) -> Question:
         times, which = divmod(i, len(SCHEMAS) * len(MANNERS))
         manner, what = MANNERS[which // len(SCHEMAS)], list(SCHEMAS)[which % len(SCHEMAS)]
+        messages = [{"role": "user", "content": f"Describe {what} as JSON.{manner}"}]
         params = SamplingParams(
             temperature=0.8 if times else 0.0,
             seed=i,
             max_tokens=len(json.dumps(longest(SCHEMAS[what]))) + 1,
             structured_outputs={"json": SCHEMAS[what], "disable_any_whitespace": True},
         )
-        return Question(SCHEMAS[what], [{"role": "user", "content": f"Describe {what} as JSON.{manner}"}], params)
+        return Question(SCHEMAS[what], messages, params)
 
 
 class Answers:
