@@ -220,11 +220,14 @@ def test_tools_need_a_template_that_shows_them(client: openai.OpenAI) -> None:
 
 
 def test_fields_of_openais_own_service_are_accepted(client: openai.OpenAI) -> None:
-    client.chat.completions.create(
+    """And change nothing."""
+    answer = client.chat.completions.create(
         messages=HELLO, user="me", store=False, metadata={"a": "b"}, service_tier="auto",
         response_format={"type": "text"}, presence_penalty=0, frequency_penalty=0, logit_bias={},
-        parallel_tool_calls=True, max_tokens=1, **GREEDY,
+        parallel_tool_calls=True, max_tokens=8, **GREEDY,
     )  # fmt: skip
+    without = client.chat.completions.create(messages=HELLO, max_tokens=8, **GREEDY)
+    assert answer.choices == without.choices and answer.usage.completion_tokens == 8
 
 
 def test_every_parameter_reaches_the_engine(client: openai.OpenAI, plain: LLM) -> None:
