@@ -17,6 +17,14 @@ static float half_to_float(uint16_t h) {
   return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
+// The nearest fp16 of a number in [0, 65520), the even one on a tie.
+static uint16_t to_half(float x) {
+  if (x < 6.103515625e-5f) return uint16_t(std::nearbyint(x * 16777216.0f));  // 2^-14: steps of 2^-24 below
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return uint16_t(((bits + 0xfff + ((bits >> 13) & 1)) >> 13) - (112 << 10));
+}
+
 float element(const void* data, Type type, int64_t i) {
   if (type == Type::f32) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
@@ -35,24 +43,10 @@ static int64_t bf16_place(int panel, int64_t column) {
   return column < half ? 2 * column : 2 * (column - half) + 1;
 }
 
-static void pack_int8(char* to, int panel, int64_t column, const void* from, Type type, int64_t inputs) {
-  float largest = 0.0f;
-  for (int64_t k = 0; k < inputs; ++k) {
-    const float size = std::fabs(element(from, type, k));
-    if (!std::isfinite(size)) throw std::runtime_error("a weight is not a number");
-    largest = size > largest ? size : largest;
-  }
-  const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = inverse > 0.0f ? largest / 127.0f : 0.0f;
-  std::memcpy(to + 4 * column, &scale, 4);
-  to += header_bytes(Type::int8, panel);
-  for (int64_t k = 0; k < inputs; ++k)
-    to[byte_of(Type::int8, panel, column, k)] = char(std::nearbyint(element(from, type, k) * inverse));
-}
-
 // Q8_0: a scale, 32 integers. Q4_0: a scale, 16 bytes of nibbles, inputs 0 to 15 low. Q4_1: a minimum after the scale.
 static void pack_blocks(char* to, int panel, int64_t column, const uint8_t* from, Type type, int64_t inputs) {
   const int numbers = type == Type::q4_1 ? 2 : 1;
-  const int64_t step = block_bytes(type, inputs, panel);
+  const int64_t step = block_bytes(type, panel);
   for (int64_t b = 0; b < inputs / BLOCK; ++b, to += step) {
     for (int i = 0; i < numbers; ++i, from += 2) {
       uint16_t number;
@@ -74,13 +68,32 @@ static void pack_blocks(char* to, int panel, int64_t column, const uint8_t* from
   }
 }
 
+// A Q8_0 block of BLOCK elements from `start` on.
+static void make_block(const void* from, Type type, int64_t start, uint8_t* block) {
+  float x[BLOCK], largest = 0.0f;
+  for (int k = 0; k < BLOCK; ++k) {
+    x[k] = element(from, type, start + k);
+    if (!std::isfinite(x[k])) throw std::runtime_error("a weight is not a number");
+    largest = std::fmax(largest, std::fabs(x[k]));
+  }
+  const float scale = largest / 127.0f, inverse = scale > 1e-30f ? 1.0f / scale : 0.0f;
+  if (scale >= 65520.0f) throw std::runtime_error("a weight is too large for 8 bits");
+  const uint16_t half = to_half(scale);
+  std::memcpy(block, &half, 2);
+  for (int k = 0; k < BLOCK; ++k) block[2 + k] = uint8_t(int8_t(std::round(x[k] * inverse)));
+}
+
 void pack(const Linear& l, int panel, int64_t which, int64_t column, const void* from, Type type) {
   char* to = l.data + which * panel_bytes(l.type, l.inputs, panel);
   if (is_quantized(type)) {
     if (type != l.type) throw std::invalid_argument("blocks of one type do not go into panels of another");
     pack_blocks(to, panel, column, static_cast<const uint8_t*>(from), type, l.inputs);
-  } else if (l.type == Type::int8) {
-    pack_int8(to, panel, column, from, type, l.inputs);
+  } else if (l.type == Type::q8_0) {
+    uint8_t block[2 + BLOCK];
+    for (int64_t k = 0; k < l.inputs; k += BLOCK, to += block_bytes(l.type, panel)) {
+      make_block(from, type, k, block);
+      pack_blocks(to, panel, column, block, l.type, BLOCK);
+    }
   } else if (l.type == Type::f32) {
     float* out = reinterpret_cast<float*>(to) + column;
     for (int64_t k = 0; k < l.inputs; ++k) out[k * panel] = element(from, type, k);
@@ -99,12 +112,11 @@ void unpack(const Linear& l, int panel, int64_t which, int64_t column, float* ou
     for (int64_t k = 0; k < l.inputs; ++k) out[k] = element(from, l.type, k * panel + at);
     return;
   }
-  const int64_t block = block_inputs(l.type, l.inputs), header = header_bytes(l.type, panel);
-  for (int64_t start = 0; start < l.inputs; start += block, from += block_bytes(l.type, l.inputs, panel)) {
-    const float scale = element(from, l.type == Type::int8 ? Type::f32 : Type::f16, column);
+  for (int64_t start = 0; start < l.inputs; start += BLOCK, from += block_bytes(l.type, panel)) {
+    const float scale = element(from, Type::f16, column);
     const float minimum = l.type == Type::q4_1 ? element(from, Type::f16, panel + column) : 0.0f;
-    for (int64_t k = 0; k < block && start + k < l.inputs; ++k) {
-      const int byte = from[header + byte_of(l.type, panel, column, k)];
+    for (int64_t k = 0; k < BLOCK; ++k) {
+      const int byte = from[header_bytes(l.type, panel) + byte_of(l.type, panel, column, k)];
       const int nibble = (byte >> shift_of(panel, column)) & 15;
       const int q = !has_nibbles(l.type) ? int(int8_t(byte)) : l.type == Type::q4_0 ? nibble - 8 : nibble;
       out[start + k] = scale * float(q) + minimum;

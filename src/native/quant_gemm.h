@@ -61,23 +61,17 @@ INLINE F widen_half(const char* p) {
 #endif
 }
 
-template <Type T>
-INLINE F column_scales(const char* header, int column) {
-  return T == Type::int8 ? load(reinterpret_cast<const float*>(header) + column) : widen_half(header + 2 * column);
-}
-
 // `inputs` values of one row, as packing.h says.
 void quantize(const float* x, int inputs, Type type, void* to) {
   const bool narrow = has_nibbles(type);
-  const int64_t block = block_inputs(type, inputs);
   char* out = static_cast<char*>(to);
-  for (int64_t start = 0; start < inputs; start += block, out += row_block_bytes(type, inputs)) {
+  for (int64_t start = 0; start < inputs; start += BLOCK, out += row_block_bytes(type)) {
     F top = splat(0.0f);
-    for (int64_t i = 0; i < block; i += W) top = max(top, (F)((U)load(x + start + i) & 0x7fffffff));
+    for (int64_t i = 0; i < BLOCK; i += W) top = max(top, (F)((U)load(x + start + i) & 0x7fffffff));
     const float size = largest(top), inverse = size > 1e-30f ? 127.0f / size : 0.0f;
     RowBlock head{inverse > 0.0f ? size / 127.0f : 0.0f, 0.0f, {0, 0}, 0};
     I sums{};
-    for (int64_t i = 0; i < block; i += W) {
+    for (int64_t i = 0; i < BLOCK; i += W) {
       const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
       const I q = (I)(load(x + start + i) * splat(inverse) + splat(magic)) - 0x4b400000;
       sums = sums + q;
@@ -101,13 +95,13 @@ void quantize(const float* x, int inputs, Type type, void* to) {
 // R rows by one panel.
 template <Type T, int R>
 void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
-  const int64_t inputs = a.linear->inputs, steps = block_inputs(T, inputs) / 4;
+  const int64_t inputs = a.linear->inputs, steps = BLOCK / 4;
   const char* w = a.linear->data + panel * panel_bytes(T, inputs, PANEL);
   const char* x = static_cast<const char*>(a.x) + row * a.x_stride;
   F lo[R], hi[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = splat(0.0f);
-  for (int64_t b = num_blocks(T, inputs); b > 0; --b, x += row_block_bytes(T, inputs)) {
+  for (int64_t b = inputs / BLOCK; b > 0; --b, x += row_block_bytes(T)) {
     const char* header = w;
     const char* q = x + sizeof(RowBlock);
     I sum_lo[R], sum_hi[R];
@@ -153,7 +147,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         }
       }
     }
-    const F scale_lo = column_scales<T>(header, 0), scale_hi = column_scales<T>(header, W);
+    const F scale_lo = widen_half(header), scale_hi = widen_half(header + 2 * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
@@ -199,7 +193,6 @@ void quant_gemm_of(const GemmArgs& a, int begin, int end) {
 
 void quant_gemm(const GemmArgs& a, int begin, int end) {
   switch (a.linear->type) {
-    case Type::int8: return quant_gemm_of<Type::int8>(a, begin, end);
     case Type::q8_0: return quant_gemm_of<Type::q8_0>(a, begin, end);
     case Type::q4_0: return quant_gemm_of<Type::q4_0>(a, begin, end);
     default: return quant_gemm_of<Type::q4_1>(a, begin, end);

@@ -20,7 +20,7 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
     linear.outputs = outputs;
     linear.panels = count;
     if (linear.type == Type::f16) throw std::invalid_argument("float16 is read, but not stored");
-    if (linear.type == Type::int8 ? inputs > 1 << 17 : is_quantized(linear.type) && inputs % BLOCK)
+    if (is_quantized(linear.type) && inputs % BLOCK)
       throw std::invalid_argument(std::to_string(inputs) + " inputs do not go into blocks");
     return linear;
   };

@@ -31,16 +31,11 @@ class Weights:
 
     def __init__(self, kind: str, weight: np.ndarray) -> None:
         rows, columns = weight.shape
-        if kind == "int8":
-            largest = np.abs(weight).max(1, keepdims=True)
-            self.integers = np.rint(weight * (Float(127) / largest)).astype(int)
-            self.scales, self.block = largest / Float(127), columns
-            self.minima = np.zeros_like(self.scales)
-            return
+        kind = "q8_0" if kind == "int8" else kind
         raw = gguf.quantize(weight, gguf.GGMLQuantizationType[kind.upper()]).reshape(rows, columns // 32, -1)
         numbers = 2 if kind == "q4_1" else 1
         halves = np.ascontiguousarray(raw[..., : 2 * numbers]).view(np.float16).astype(Float)
-        self.scales, self.block = halves[..., 0], 32
+        self.scales = halves[..., 0]
         self.minima = halves[..., 1] if kind == "q4_1" else np.zeros_like(self.scales)
         body = raw[..., 2 * numbers :]
         if kind == "q8_0":
@@ -50,14 +45,14 @@ class Weights:
         self.integers = integers.reshape(rows, columns)
 
     def values(self) -> np.ndarray:
-        wide = lambda x: np.repeat(x, self.block, 1)  # noqa: E731
+        wide = lambda x: np.repeat(x, 32, 1)  # noqa: E731
         return self.integers.astype(Float) * wide(self.scales) + wide(self.minima)
 
     def times(self, row: np.ndarray) -> np.ndarray:
         """The definition: integer sums by block, added up in order in fp32."""
         result = np.zeros(len(self.integers), Float)
         for b in range(self.scales.shape[1]):
-            inputs = slice(b * self.block, (b + 1) * self.block)
+            inputs = slice(b * 32, (b + 1) * 32)
             size = np.abs(row[inputs]).max()
             scale = size / Float(127)
             q = np.rint(row[inputs] * (Float(127) / size)).astype(int)
@@ -69,14 +64,12 @@ class Weights:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", ["avx2", "portable"])
-@pytest.mark.parametrize(("vocab", "hidden"), [(300, 32), (33, 96), (16, 256), (1, 64), (45, 52), (20, 7)])
+@pytest.mark.parametrize(("vocab", "hidden"), [(300, 32), (33, 96), (16, 256), (1, 64)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_linear_equals_its_definition_to_the_bit(
     kind: str, level: str, vocab: int, hidden: int, tied: bool, tmp_path: Path, write_model: Any, runners: Any
 ) -> None:
     """On every level: only integer sums, and one order of additions. The embedding is the same weights."""
-    if kind != "int8" and hidden % 32:
-        pytest.skip("GGUF's rows are whole blocks")
     path = write_model(
         tmp_path / "model", tokenizer=False, vocab_size=vocab, hidden_size=hidden, tie_word_embeddings=tied
     )
@@ -95,12 +88,8 @@ def test_a_linear_equals_its_definition_to_the_bit(
         assert np.array_equal(model.head(torch.from_numpy(rows[:n])).numpy(), logits[:n])
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance"), [("int8", 0.05), ("q8_0", 0.03), ("q4_0", 0.03), ("q4_1", 0.03)]
-)
-def test_near_the_torch_path(
-    kind: str, tolerance: float, tmp_path: Path, write_model: Any, runners: Any
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_near_the_torch_path(kind: str, tmp_path: Path, write_model: Any, runners: Any) -> None:
     """Rows alone are rounded more than there, so every projection has its right place."""
     biases = {"attention_bias": True, "mlp_bias": True}
     path = write_model(tmp_path / "model", scale=1.0, tokenizer=False, hidden_size=64, head_dim=16, **biases)
@@ -110,7 +99,7 @@ def test_near_the_torch_path(
     batch = Batch.of([WorkItem(span, np.random.default_rng(0).integers(0, 300, 60), np.arange(60))])
     expected = theirs.run(batch)[0]
     difference = (ours.run(batch)[0] - expected).abs()
-    assert difference.mean() < tolerance * expected.abs().mean()
+    assert difference.mean() < 0.03 * expected.abs().mean()
 
 
 def test_zeros_and_what_is_no_number(tmp_path: Path, write_model: Any, runners: Any) -> None:
@@ -135,7 +124,8 @@ def test_zeros_and_what_is_no_number(tmp_path: Path, write_model: Any, runners: 
 
 
 def test_what_is_stored_otherwise_falls_back(tmp_path: Path, write_model: Any, runners: Any) -> None:
-    """A linear whose parts differ, or are of a type that is not multiplied, is kept in the dtype."""
+    """A linear whose parts differ, are of a type that is not multiplied or do not go into blocks, is kept in
+    the dtype."""
     kinds = {"q_proj": "q8_0", "k_proj": "q4_0", "down_proj": "q5_0", "o_proj": "f16"}
     directory = write_model(tmp_path / "model", scale=1.0, tokenizer=False)
     path = runners.as_gguf(
@@ -146,6 +136,8 @@ def test_what_is_stored_otherwise_falls_back(tmp_path: Path, write_model: Any, r
     item = WorkItem(Span(NONE, np.arange(20), np.arange(-1, 19)), np.arange(20), np.arange(20))
     expected = runners.torch(path).run(Batch.of([item]))[0]
     assert (runner.run(Batch.of([item]))[0] - expected).abs().mean() < 0.03 * expected.abs().mean()
+    odd = write_model(tmp_path / "odd", tokenizer=False, intermediate_size=70)
+    assert runners.quantized(odd, "int8").model.weight_types == ("q8_0", "bfloat16")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,7 +156,7 @@ def test_the_same_tokens_with_and_without_drafts(
     params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=24, ignore_eos=True) for i in range(4)]
     with caplog.at_level(logging.INFO, "specinfer"):
         plain = LLM(str(model), **settings)
-    assert f" {kind}" in next(r.message for r in caplog.records if "memory" in r.message)
+    assert f" {'q8_0' if kind == 'int8' else kind}" in next(r.message for r in caplog.records if "memory" in r.message)
     llm = LLM(str(model), drafts=[str(tiny_draft)], tree="3,2,1", max_num_seqs=3, **settings)
     expected = [o.outputs[0].token_ids for o in plain.generate(prompts, params, progress=False)]
     assert [o.outputs[0].token_ids for o in llm.generate(prompts, params, progress=False)] == expected

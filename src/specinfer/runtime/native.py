@@ -1,6 +1,6 @@
 """NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
 
-Weights are packed once, in fp32, bf16, int8 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
+Weights are packed once, in fp32, bf16 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
 a row is quantised to meet quantised weights, and they multiply in integers. A row's bits depend on its own
 tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
 """
@@ -25,7 +25,7 @@ from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
 from specinfer.models.weights import find
 from specinfer.runtime.batch import Batch, Ints
-from specinfer.runtime.kept import BLOCK_TYPES, FUSED, LAYER_PARTS, Keep, linear_types, type_name
+from specinfer.runtime.kept import FUSED, LAYER_PARTS, Keep, linear_types, type_name
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
@@ -192,8 +192,7 @@ class NativeModel:
 
         def linear(name: str, layer: int, source: str, kind: str, bias_source: str = "") -> None:
             weight = f"{source}.weight"
-            if kind in BLOCK_TYPES:
-                assert isinstance(weights, GGUFFile)
+            if isinstance(weights, GGUFFile) and weights.stored(weight)[0].lower() == kind:
                 w, shape = weights.blocks(weight), weights.stored(weight)[1]
             else:
                 w = weights.get(weight).contiguous()
