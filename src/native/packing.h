@@ -1,17 +1,17 @@
 // How weights lie in panels of output columns, and how rows are quantised to meet them.
 //
 // f32: for each input, its columns side by side. bf16: likewise as 32-bit words, column j low and j + panel / 2 high.
-// Quantised types go by GGUF's blocks of inputs, each a header (for every column its scale, then for q4_1 its
-// minimum: fp16 as in the file) and the integers:
-//   8 bits: for every 2 inputs, both of column 0, both of column 1, ...
+// Quantised types go by GGUF's units, each with one or two fp16 numbers for every column as in the file (a scale; in
+// q4_1 then a minimum, in q4_k what its minima are multiples of) and its blocks of inputs that share a scale. A block:
+// in q4_k and q6_k every column's scale as a multiple of the unit's, in q4_k then its minimum likewise, a byte each,
+// and the integers:
+//   8 bits, as q6_k's lie, too: for every 2 inputs, both of column 0, both of column 1, ...
 //   4 bits: for every 4 inputs, those of column 0, ... of column panel / 2 - 1; the other half of the columns high.
 // A quantised row goes by the same blocks: a RowBlock and the integers, 16 bits wide to meet 8, else 8.
 #pragma once
 #include "kernels.h"
 
 namespace specinfer {
-
-constexpr int BLOCK = 32;  // inputs that share a scale
 
 // value = integer * scale
 struct RowBlock {
@@ -23,24 +23,39 @@ struct RowBlock {
 };
 
 constexpr bool is_quantized(Type t) { return t >= Type::q8_0; }
-constexpr bool has_nibbles(Type t) { return t >= Type::q4_0; }
+constexpr bool has_nibbles(Type t) { return t == Type::q4_0 || t == Type::q4_1 || t == Type::q4_k; }
 
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-constexpr int64_t header_bytes(Type t, int panel) { return t == Type::q4_1 ? 4 * panel : 2 * panel; }
+constexpr int unit_inputs(Type t) { return t >= Type::q4_k ? 256 : 32; }
+constexpr int block_inputs(Type t) { return t == Type::q6_k ? 16 : 32; }
+
+// Of a unit, in fp16, and of a block, in a byte.
+constexpr int unit_numbers(Type t) { return t == Type::q4_1 || t == Type::q4_k ? 2 : 1; }
+constexpr int block_numbers(Type t) { return t == Type::q4_k ? 2 : t == Type::q6_k ? 1 : 0; }
 
 constexpr int64_t block_bytes(Type t, int panel) {
-  return header_bytes(t, panel) + BLOCK * panel / (has_nibbles(t) ? 2 : 1);
+  return (block_numbers(t) + block_inputs(t) / (has_nibbles(t) ? 2 : 1)) * panel;
+}
+
+constexpr int64_t unit_bytes(Type t, int panel) {
+  return 2 * unit_numbers(t) * panel + unit_inputs(t) / block_inputs(t) * block_bytes(t, panel);
 }
 
 constexpr int64_t panel_bytes(Type t, int64_t inputs, int panel) {
-  if (is_quantized(t)) return inputs / BLOCK * block_bytes(t, panel);
+  if (is_quantized(t)) return inputs / unit_inputs(t) * unit_bytes(t, panel);
   return inputs * panel * (t == Type::f32 ? 4 : 2);
 }
 
-constexpr int64_t row_block_bytes(Type t) { return int64_t(sizeof(RowBlock)) + BLOCK * (has_nibbles(t) ? 1 : 2); }
+constexpr int64_t row_block_bytes(Type t) { return int64_t(sizeof(RowBlock)) + block_inputs(t) * (has_nibbles(t) ? 1 : 2); }
 
-constexpr int64_t quantized_row_bytes(Type t, int64_t inputs) { return inputs / BLOCK * row_block_bytes(t); }
+constexpr int64_t quantized_row_bytes(Type t, int64_t inputs) { return inputs / block_inputs(t) * row_block_bytes(t); }
+
+// A quantised output's weights as GGUF stores them.
+constexpr int64_t stored_bytes(Type t, int64_t inputs) {
+  const int unit = t == Type::q8_0 ? 34 : t == Type::q4_0 ? 18 : t == Type::q4_1 ? 20 : t == Type::q4_k ? 144 : 210;
+  return inputs / unit_inputs(t) * unit;
+}
 
 // Element i of an array of f32, bf16 or f16.
 float element(const void* data, Type type, int64_t i);

@@ -25,15 +25,15 @@ static std::vector<char> tensor(Type type, int64_t rows, int64_t columns) {
     const char* bytes = reinterpret_cast<const char*>(values.data());
     return {bytes, bytes + 4 * values.size()};
   }
-  const int64_t block = panel_bytes(type, BLOCK, 1);
-  std::vector<char> blocks(rows * columns / BLOCK * block);
-  for (char& byte : blocks) byte = char(rng());
-  for (size_t at = 0; at < blocks.size(); at += block)
-    for (int i = 0; i < (type == Type::q4_1 ? 2 : 1); ++i) {
-      const uint16_t small = uint16_t(0x2000 + rng() % 512);
-      std::memcpy(blocks.data() + at + 2 * i, &small, 2);
+  const int64_t unit = stored_bytes(type, unit_inputs(type));
+  std::vector<char> units(rows * stored_bytes(type, columns));
+  for (char& byte : units) byte = char(rng());
+  for (size_t at = type == Type::q6_k ? unit - 2 : 0; at < units.size(); at += unit)
+    for (int i = 0; i < unit_numbers(type); ++i) {
+      const uint16_t small = uint16_t((unit_inputs(type) == 32 ? 0x2000 : 0x0800) + rng() % 512);
+      std::memcpy(units.data() + at + 2 * i, &small, 2);
     }
-  return blocks;
+  return units;
 }
 
 static void check(bool ok, const char* what) {
@@ -118,9 +118,10 @@ int main() {
   if (__builtin_cpu_supports("avx2")) levels.push_back(&avx2_kernels());
 #endif
   for (const Kernels* kernels : levels)
-    for (Type type : {Type::f32, Type::bf16, Type::q8_0, Type::q4_0, Type::q4_1})
+    for (Type type : {Type::f32, Type::bf16, Type::q8_0, Type::q4_0, Type::q4_1, Type::q4_k, Type::q6_k})
       for (bool tied : {false, true}) {
-        run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied});
+        if (unit_inputs(type) == 32) run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied});
+        else run(*kernels, type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied});
         if (!is_quantized(type)) run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied});
       }
   std::puts("ok");
