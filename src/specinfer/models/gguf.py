@@ -157,8 +157,9 @@ class GGUFFile:
     def blocks(self, name: str) -> torch.Tensor:
         """A matrix as the file stores it, uint8 `[rows, bytes of a row]`, rows in the order of `get`'s."""
         tensor = self._tensors[self._stored_name(name)]
-        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
-        return self._in_order(name, torch.from_numpy(raw.reshape(tensor.shape[0], -1).copy()))
+        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).copy()
+        self._forget(tensor)
+        return self._in_order(name, torch.from_numpy(raw.reshape(tensor.shape[0], -1)))
 
     def _stored_name(self, name: str) -> str:
         if name not in self._stored_as:
@@ -255,7 +256,14 @@ class GGUFFile:
         values = gguf.dequantize(raw.reshape(-1, _row_bytes(tensor)), tensor.quant)
         if not values.flags.writeable:  # F32: a view of the file
             values = values.copy()
+        self._forget(tensor)
         return torch.from_numpy(values.reshape(tensor.shape))
+
+    def _forget(self, tensor: _Tensor) -> None:
+        """Give back the memory of the pages that a tensor was read from."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
 
     def _unpermute(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Rows of q or k from llama.cpp's order (rotary pairs adjacent) to Hugging Face's (halves).

@@ -188,7 +188,8 @@ class NativeModel:
 
     def _load(self, checkpoint: Checkpoint, types: Sequence[str]) -> None:
         weights = checkpoint.weights
-        next_type = iter(types)
+        num_parts = len(FUSED) * self.config.num_layers
+        next_type, head_types = iter(types[:num_parts]), types[num_parts:]
 
         def linear(name: str, layer: int, source: str, kind: str, bias_source: str = "") -> None:
             weight = f"{source}.weight"
@@ -213,6 +214,11 @@ class NativeModel:
             w = weights.get(f"{source}.weight").float().contiguous()
             self._native.set_norm(name, layer, w.data_ptr(), w.numel())
 
+        # The largest first: what they are read into is several times what is packed.
+        embedding = "model.embed_tokens"
+        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", head_types[0], "lm_head")
+        if not self.config.tie_embeddings:
+            linear("embedding", 0, embedding, head_types[1])
         for i in range(self.config.num_layers):
             for parts in FUSED:
                 kind = next(next_type)
@@ -222,10 +228,6 @@ class NativeModel:
             for name, part in NORMS.items():
                 norm(name, i, f"model.layers.{i}.{part}")
         norm("final_norm", 0, "model.norm")
-        embedding = "model.embed_tokens"
-        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", next(next_type), "lm_head")
-        if not self.config.tie_embeddings:
-            linear("embedding", 0, embedding, next(next_type))
         self._native.finish()
 
 
