@@ -2,7 +2,9 @@
 
     python benchmarks/exactness.py --prompts PATH/spec_bench.jsonl --out benchmarks/results/exactness.json
 
-Every 10th prompt, 128 tokens, for each dtype, temperature, way of drafting and batch size. Resumable: answers
+Every 10th prompt, 128 tokens, for each kind of weights (--dtypes: a dtype, auto for the file's own blocks, or
+int8), temperature, way of drafting and batch size. Each is compared with plain decoding in the smallest batch
+that was run; an answers file belongs to one choice of prompts (--every, --count). Resumable: answers
 are kept beside the output (*.answers.jsonl, with the machine they were made on: other kinds of CPU
 round differently), and an interrupted run goes on where it stopped. A mismatch is
 reported with the gap between the two tokens' scores.
@@ -108,13 +110,14 @@ def run(llm: LLM, work: Work, key: Key, prompts: list[list[int]], max_tokens: in
 def compare(
     work: Work, llms: dict[str, LLM], prompts: list[list[int]], max_tokens: int
 ) -> list[dict[str, object]]:
-    """One row per configuration that has answers, against plain decoding alone (batch 1)."""
+    """One row per configuration that has answers, against plain decoding in the smallest batch."""
     rows = []
     for key, answers in sorted(work.answers.items()):
         dtype, temperature, way, batch = key
-        plain = work.answers[dtype, temperature, "plain", 1]
-        if (way, batch) == ("plain", 1):
+        base = min((k for k in work.answers if k[:3] == (dtype, temperature, "plain")), default=key)
+        if key == base:
             continue
+        plain = work.answers[base]
         common = sorted(set(plain) & set(answers))
         mismatches = []
         for i in common:
@@ -145,6 +148,13 @@ def compare(
     return rows
 
 
+def options(args: argparse.Namespace) -> list[str]:
+    """Those of the command line that decide what is answered."""
+    names = ("every", "count", "dtypes", "temperatures", "ways", "batches")
+    values = [(name, getattr(args, name)) for name in names]
+    return [f"--{n} {' '.join(map(str, v)) if isinstance(v, list) else v}" for n, v in values]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -167,7 +177,8 @@ def main() -> None:
     prompts: list[list[int]] = []
     for dtype, batch, way in itertools.product(args.dtypes, args.batches, args.ways):
         drafts, tree = WAYS[way]
-        llm = LLM("smollm2-135m", drafts=drafts, tree=tree, dtype=dtype, max_num_seqs=batch)
+        weights = {"quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
+        llm = LLM("smollm2-135m", drafts=drafts, tree=tree, max_num_seqs=batch, **weights)
         prompts = prompts or [llm.tokenizer.apply_chat_template(m) for m in messages]
         if way == "plain":
             llms[dtype] = llm
@@ -180,12 +191,12 @@ def main() -> None:
 def write(args: argparse.Namespace, work: Work, llms: dict[str, LLM], prompts: list[list[int]]) -> None:
     rows = compare(work, llms, prompts, args.max_tokens)
     result = {
-        "command": "python benchmarks/exactness.py --prompts spec_bench.jsonl",
+        "command": " ".join(["python benchmarks/exactness.py --prompts spec_bench.jsonl", *options(args)]),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "target": "smollm2-135m",
         "threads": args.threads,
-        "prompts": f"every {args.every}th of Spec-Bench, {args.max_tokens} tokens",
+        "prompts": f"one in {args.every} of Spec-Bench, at most {args.count}; {args.max_tokens} tokens",
         "all_identical": all(not row["mismatches"] for row in rows),
         "rows": rows,
     }

@@ -1,12 +1,14 @@
 // The Python side of the extension: raw addresses in, checked numbers through, no tensor library.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <stdexcept>
 
+#include "choice.h"
 #include "forward.h"
 
 namespace nb = nanobind;
@@ -127,10 +129,20 @@ class Model {
 };
 
 NB_MODULE(_cpu, m) {
-  m.doc() = "Forward passes in native code.";
+  m.doc() = "Forward passes, noise and choices in native code.";
   // What an interpreter still holds at its exit is its own business, not a user's.
   nb::set_leak_warnings(false);
   m.def("level", [](const std::string& name) { return std::string(choose_kernels(name.c_str()).name); });
+  m.def("gumbel", [](uint64_t seed, uint32_t sample_index, uint32_t position, int64_t n, uintptr_t out) {
+    gumbel({seed, sample_index, position}, n, at<float>(out));
+  });
+  m.def("choose", [](uintptr_t logits, int64_t n, float divisor, uint64_t seed, uint32_t sample_index, uint32_t position) {
+    return choose(at<float>(logits), n, divisor, {seed, sample_index, position});
+  });
+  m.def("nucleus", [](uintptr_t x, int64_t n, double share) {
+    const Nucleus found = nucleus(at<float>(x), n, share);
+    return std::make_pair(found.bound, found.size);
+  });
   nb::class_<Model>(m, "Model")
       .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::vector<std::string>&,
                     const std::string&, int>(),

@@ -142,6 +142,7 @@ def test_a_failure_keeps_what_is_done(batch, files, monkeypatch):
         ('{"prompt_token_ids": [1, "2"]}', ["integers"]),
         ('{"prompt_token_ids": [1, 300]}', ["300"]),
         ('{"prompt": "a", "temperature": 1}', ["temperature", "--temperature"]),
+        ('{"prompt": "a", "prompt_logprobs": 1}', ["prompt_logprobs", "Python interface"]),
         ('{"prompt": "a", "id": [1]}', ["id"]),
         (json.dumps({"prompt": "x" * 600}), ["600", "512"]),
     ],

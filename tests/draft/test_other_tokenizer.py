@@ -28,11 +28,8 @@ PROMPT = "the ant and the bat ate 12 tab"
 
 
 @pytest.fixture(scope="module")
-def other(
-    tmp_path_factory: pytest.TempPathFactory, tiny_draft: Path, respell: Respell, spelled_otherwise: Backend
-) -> Path:
-    """`tiny_draft`, made to speak another tokenizer."""
-    return respell(tiny_draft, tmp_path_factory.mktemp("other") / "draft", spelled_otherwise)
+def other(respelled_draft: Path) -> Path:
+    return respelled_draft
 
 
 @pytest.fixture(scope="module")

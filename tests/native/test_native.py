@@ -108,7 +108,7 @@ def test_batches_at_the_edges(tiny_model: Path, runners) -> None:  # noqa: ANN00
         Batch.of([WorkItem(Span(NONE, NONE, NONE), NONE, NONE)]), capture_layers=[1]
     )
     assert logits.shape == (0, 300) and captured[1].shape == (0, 32)
-    assert runner.run(Batch((), NONE, NONE, NONE))[0].shape == (0, 300)
+    assert runner.run(Batch((), NONE, NONE))[0].shape == (0, 300)
     empty = WorkItem(Span(np.arange(3), NONE, NONE), NONE, NONE)
     alone = runner.run(Batch.of([prompt_item(4, np.arange(10, 20))]))[0]
     assert torch.equal(runner.run(Batch.of([empty, prompt_item(4, np.arange(10, 20)), empty]))[0], alone)

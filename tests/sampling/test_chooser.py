@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specinfer.sampling import Chooser, NoiseCache, Row, gumbel, make_processors, process
+from specinfer.sampling import chooser as chooser_module
 from specinfer.sampling_params import SamplingParams
 
 
@@ -59,6 +60,33 @@ def test_rows_do_not_see_each_other(rows, seed, dtype):
         assert torch.equal(together[i : i + 1], expected)
         assert chosen[i] == int(np.argmax(expected.numpy()))
         assert chooser(37).choose(logits[i : i + 1], [r]).tolist() == [chosen[i]]
+
+
+@pytest.mark.skipif(chooser_module.native is None, reason="specinfer._cpu was not built")
+@given(
+    rows_of_any_kind,
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([5, 37, 128, 129, 3000, 49152]),
+    st.sampled_from(["spread", "flat", "tied", "banned", "peaked"]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_extension_chooses_as_the_reference_does(rows, seed, vocab, kind, dtype):
+    logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed))
+    match kind:
+        case "flat":
+            logits *= 1e-3
+        case "tied":
+            logits = logits.round()
+        case "banned":
+            logits[logits < 1.0] = -torch.inf
+            logits[:, 2] = 0.0  # the others may be end tokens
+        case "peaked":
+            logits[:, seed % vocab] += 20.0
+    logits = (5 * logits).to(dtype)
+    chosen = chooser(vocab).choose(logits, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chooser_module, "native", None)
+        assert chosen.tolist() == chooser(vocab).choose(logits, rows).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TypicalLogitsWarper
 
-from specinfer.sampling import Row, make_processors, process
+from specinfer.sampling import Row, filters, make_processors, process
+from specinfer.sampling.filters import Filters
 from specinfer.sampling_params import SamplingParams
 
 INF = math.inf
@@ -202,3 +203,29 @@ def test_the_number_of_threads_changes_nothing(threads):
     finally:
         torch.set_num_threads(before)
     assert all(np.array_equal(e, o) for e, o in zip(expected, out.numpy(), strict=True))
+
+
+@pytest.mark.skipif(filters.native is None, reason="specinfer._cpu was not built")
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 5, 129, 3000, 49152]),
+    st.sampled_from(["spread", "flat", "equal", "tied", "banned", "far"]),
+    st.sampled_from([1e-6, 0.1, 0.25, 0.5, 0.9, 0.999, 1.0 - 1e-9]),
+)
+def test_the_extension_keeps_the_same_tokens(seed, vocab, kind, top_p):
+    x = 3 * torch.randn(2, vocab, generator=torch.Generator().manual_seed(seed))
+    match kind:
+        case "flat":
+            x *= 1e-3
+        case "equal":
+            x.zero_()  # the share is reached where the sums are equal: too close to call
+        case "tied":
+            x = x.round()
+        case "banned":
+            x[:, 1:][x[:, 1:] < 1.0] = -torch.inf
+        case "far":
+            x = 100 * x
+    kept = Filters(0.0, 0, top_p, 1.0).apply(x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "native", None)
+        assert torch.equal(kept, Filters(0.0, 0, top_p, 1.0).apply(x))

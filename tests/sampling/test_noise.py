@@ -122,6 +122,21 @@ def test_values_do_not_depend_on_the_length_of_the_row(num_tokens):
     assert torch.equal(gumbel([key], num_tokens)[0], longest[:num_tokens])
 
 
+@pytest.mark.skipif(noise.native is None, reason="specinfer._cpu was not built")
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 3, 127, 128, 129, 5000, VOCAB, 70001]),
+)
+def test_the_extension_gives_the_same_bits(seed, sample_index, position, num_tokens):
+    keys = [(seed, sample_index, position), (sample_index, position, 0)]
+    rows = gumbel(keys, num_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "native", None)
+        assert torch.equal(rows, gumbel(keys, num_tokens))
+
+
 @pytest.mark.parametrize("num_tokens", [7, 1000, 40001])
 def test_values_do_not_depend_on_the_other_rows(num_tokens):
     keys = [(seed, sample, position) for seed in (0, 2**64 - 1) for sample in (0, 3) for position in (0, 9)]

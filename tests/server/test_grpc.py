@@ -83,11 +83,40 @@ def test_tokens_in_and_speculation_off(channel: Any) -> None:
     assert without[-1].finish.num_draft_tokens == 0 and without[-1].finish.num_steps == 20
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"choice": ["red", "green"]},
+        {"regex": "[ab]{3}"},
+        {"grammar": 'start: "a" "b"+ "c"'},
+        {"json": '{"enum": [["a"], {"b": 1}]}', "disable_any_whitespace": True},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+def test_structured_outputs(channel: Any, server: Any, form: dict[str, Any]) -> None:
+    sampling = pb.Sampling(seed=3, structured_outputs=pb.StructuredOutputs(**form))
+    responses = list(generate(channel, pb.GenerateRequest(text="Hello", max_tokens=20, sampling=sampling)))
+    [request] = server.engine.new_requests(
+        server.engine.tokenizer.encode("Hello"), SamplingParams(structured_outputs=form)
+    )
+    for token in (t for r in responses for t in r.token_ids):
+        grammar = request.row().grammar
+        assert grammar is not None
+        banned = grammar.banned(request.tokens, ())
+        assert banned is not None and not banned[token]
+        request.accept([token])
+    assert responses[-1].finish.reason == request.finish_reason == "stop"
+
+
 def test_failures_have_their_codes(channel: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = failure(channel, pb.GenerateRequest(text="Hello", sampling=pb.Sampling(top_p=2)))
     assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT and "top_p must be in (0, 1]" in bad.details()
     bad = failure(channel, pb.GenerateRequest(text="Hello", sampling=pb.Sampling(stop=["x"] * 65)))
     assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT and "at most 64" in bad.details()
+    form = pb.StructuredOutputs(regex="(ab")
+    bad = failure(channel, pb.GenerateRequest(text="Hello", sampling=pb.Sampling(structured_outputs=form)))
+    assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "structured_outputs.regex cannot be compiled" in bad.details()
     bad = failure(channel, pb.GenerateRequest())
     assert bad.code() is grpc.StatusCode.INVALID_ARGUMENT and "empty" in bad.details()
     bad = failure(channel, LONG, key="wrong")

@@ -287,9 +287,14 @@ def test_completion_logprobs(client: openai.OpenAI, plain: LLM) -> None:
 
 
 def test_echo_with_logprobs(client: openai.OpenAI, plain: LLM) -> None:
+    """The prompt's rows are computed, whatever the prefix cache holds of it."""
+    for _ in range(2):
+        hit: Any = client.completions.create(prompt="Hello", max_tokens=3, **GREEDY)
+    assert hit.usage.prompt_tokens_details.cached_tokens == 4
     answer: Any = client.completions.create(
         prompt="Hello", echo=True, logprobs=0, max_tokens=3, n=2, **GREEDY
     )
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=0)
     expected = plain.generate("Hello", params)[0]
     assert expected.prompt_logprobs is not None

@@ -371,8 +371,8 @@ def test_an_impossible_token_never_passes(kind):
     tree = TokenTree.build([0, 1], [-1, 0], [1.0, 0.9], [Candidate(1, 0, 0, kind)])
     p = np.array([[0.5, 0.0, 0.5], [0.2, 0.4, 0.4]])
     law = {(0, 0): np.array([0.1, 0.8, 0.1])}
-    assert rule(tree, law, p, RandomCoin(ZeroGenerator())) == Verdict((), 0)
-    assert rule(tree, law, p, LaxCoin(ZeroGenerator())).path == (1,)
+    assert rule(tree, law, p, RandomCoin(ZeroGenerator)) == Verdict((), 0)
+    assert rule(tree, law, p, LaxCoin(ZeroGenerator)).path == (1,)
     assert [verdict.path for _, verdict in verdicts(rule, tree, law, p)] == [(), ()]
 
 
@@ -399,4 +399,4 @@ def test_candidates_a_rule_cannot_judge_are_refused():
     for rule, kind in ((multi_step, WR), (without_replacement, IID)):
         tree = TokenTree.build([0, 1], [-1, 0], [1.0, 0.9], [Candidate(1, 0, 0, kind)])
         with pytest.raises(ValueError, match=kind.name):
-            rule(tree, {}, np.full((2, 2), 0.5), RandomCoin(np.random.default_rng(0)))
+            rule(tree, {}, np.full((2, 2), 0.5), RandomCoin(lambda: np.random.default_rng(0)))

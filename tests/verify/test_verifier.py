@@ -38,7 +38,7 @@ def test_coupled_takes_every_kind_and_no_law():
     assert not verifier.needs_law
     assert verifier.sampled_kind == DET
     tree = TokenTree.build([0, 1], [-1, 0], [1.0, 1.0], [])
-    coin = RandomCoin(np.random.default_rng(0))
+    coin = RandomCoin(lambda: np.random.default_rng(0))
     assert verifier.verify(tree, {}, np.array([1, 4]), coin) == Verdict((1,), 4)
 
 
@@ -48,14 +48,14 @@ def test_one_hot_laws_are_greedy_verification(name):
     assert verifier.needs_law
     tree = TokenTree.build([0, 1, 2, 2], [-1, 0, 0, 1], [1.0, 0.4, 0.6, 1.0], [])
     for choices in ([1, 2, 0, 0], [2, 1, 1, 1], [0, 0, 0, 0], [1, 0, 2, 2]):
-        verdict = verifier.verify(tree, {}, np.eye(3)[choices], RandomCoin(np.random.default_rng(0)))
+        verdict = verifier.verify(tree, {}, np.eye(3)[choices], RandomCoin(lambda: np.random.default_rng(0)))
         assert verdict == get_verifier("coupled").verify(
-            tree, {}, np.array(choices), RandomCoin(np.random.default_rng(0))
+            tree, {}, np.array(choices), RandomCoin(lambda: np.random.default_rng(0))
         )
 
 
 def test_a_random_coin_follows_its_ratio_and_its_weights():
-    coin = RandomCoin(np.random.default_rng(5))
+    coin = RandomCoin(lambda: np.random.default_rng(5))
     num_tosses = 20_000
     heads = sum(coin.accept(0.3) for _ in range(num_tosses))
     assert stats.binomtest(heads, num_tosses, 0.3).pvalue > 1e-3

@@ -59,10 +59,9 @@ class SlotTable:
     def commit(self, path: Sequence[int]) -> None:
         """Append reserved[path] in this order to the table; the rest goes back to the free list."""
         keep = np.asarray(path, np.int64)
-        rejected = np.ones(len(self._reserved), np.bool_)
-        rejected[keep] = False
         self._append(self._reserved[keep])
-        self._allocator.free(self._reserved[rejected])
+        if len(keep) < len(self._reserved):
+            self._allocator.free(np.delete(self._reserved, keep))
         self._reserved = self._reserved[:0]
 
     def rollback(self) -> None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 KINDS = ("prompt", "messages", "prompt_token_ids")
 EXAMPLE = 'a row looks like {"prompt": "The sea is"}'
-FLAGS = {"structured_outputs": "json-schema or --regex"}
+HINTS = {
+    "structured_outputs": "set it for all of them: --json-schema or --regex",
+    "prompt_logprobs": "the Python interface and the server have them",
+}
 SETTINGS = frozenset(f.name for f in fields(SamplingParams))
 
 
@@ -67,9 +70,10 @@ def _parse(line: bytes, where: str, index: int) -> InputRow:
         raise RequestError(f"{where}: a row has one of {', '.join(KINDS)}; here: {found}", hint=EXAMPLE)
     settings = sorted(SETTINGS & row.keys())
     if settings:
-        flag = FLAGS.get(settings[0], settings[0].replace("_", "-"))
+        flag = settings[0].replace("_", "-")
         raise RequestError(
-            f"{where}: {settings[0]} cannot be set for a single row", hint=f"set it for all of them: --{flag}"
+            f"{where}: {settings[0]} cannot be set for a single row",
+            hint=HINTS.get(settings[0], f"set it for all of them: --{flag}"),
         )
     row_id = row.get("id")
     if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, str | int)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specinfer.draft.drafter import DraftContext, Proposal
-from specinfer.draft.model import row_at
 from specinfer.sampling.row import Row
 from specinfer.tree import Candidate, TokenTree
 
@@ -29,13 +28,15 @@ def forced_tokens(row: Row, limit: int) -> tuple[int, ...]:
 
 def below(context: DraftContext, chain: tuple[int, ...], max_nodes: int) -> DraftContext:
     """What a drafter sees that goes on below the chain; max_nodes: of its own tree."""
+    if not chain and context.max_nodes <= max_nodes:
+        return context
     if not chain:
-        return replace(context, max_nodes=min(context.max_nodes, max_nodes))
+        return replace(context, max_nodes=max_nodes)
     is_over = chain[-1] in context.row.end_token_ids
     return replace(
         context,
         tokens=[*context.tokens, *chain],
-        row=row_at(context.row, chain),
+        row=context.row.after(chain),
         max_depth=0 if is_over else context.max_depth - len(chain),
         max_nodes=min(context.max_nodes - len(chain), max_nodes),
     )
@@ -46,6 +47,8 @@ def graft(context: DraftContext, chain: tuple[int, ...], proposal: Proposal, max
 
     max_forced: the most forced tokens, chain included. They go to likely leaves only.
     """
+    if context.row.grammar is None:
+        return proposal
     drafted, shift = proposal.tree, len(chain)
     token_ids = [int(context.tokens[-1]), *chain, *drafted.token_ids[1:].tolist()]
     parents = [*range(-1, shift), *(drafted.parents[1:] + shift).tolist()]
@@ -56,7 +59,7 @@ def graft(context: DraftContext, chain: tuple[int, ...], proposal: Proposal, max
         likelihood[node] *= likelihood[drafted.parents[node]]
         if not drafted.children[node] and likelihood[node] >= LIKELY:
             path = (*chain, *drafted.path_tokens(node))
-            tail = forced_tokens(row_at(context.row, path), min(room, context.max_depth - len(path)))
+            tail = forced_tokens(context.row.after(path), min(room, context.max_depth - len(path)))
             room -= len(tail)
             parents += [node + shift, *range(len(token_ids), len(token_ids) + len(tail) - 1)][: len(tail)]
             token_ids += tail

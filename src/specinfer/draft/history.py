@@ -22,12 +22,22 @@ Ints = NDArray[np.int64]
 class History:
     """A request's committed tokens as a draft reads them.
 
-    tokens: [n] draft ids; the draft's children hang below the last one. slots: [fewer than n] of the leading
-    tokens, by position, in the draft's pool.
+    token_ids: [n], the draft's children hang below the last one. slots: [fewer than n] of the leading tokens,
+    by position, in the draft's pool. to_draft: [ids] the draft's of each of token_ids', None where they are.
     """
 
-    tokens: Ints
+    token_ids: Sequence[int]
     slots: Ints
+    to_draft: Ints | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def tokens(self, start: int, end: int) -> Ints:
+        """[end - start] draft ids of the tokens from `start` on: few of many, in most steps."""
+        ids = np.array(self.token_ids[start:end], np.int64)
+        return ids if self.to_draft is None else self.to_draft[ids]
 
 
 class Histories(Protocol):
@@ -47,11 +57,7 @@ class SharedHistories:
 
     @contextmanager
     def open(self, contexts: Sequence[DraftContext]) -> Iterator[list[History | None]]:
-        yield [History(self._tokens(c), c.slots) for c in contexts]
-
-    def _tokens(self, context: DraftContext) -> Ints:
-        tokens = np.asarray(context.tokens, np.int64)
-        return tokens if self._to_draft is None else self._to_draft[tokens]
+        yield [History(c.tokens, c.slots, self._to_draft) for c in contexts]
 
 
 class OwnHistories:
@@ -103,4 +109,4 @@ class OwnHistories:
         if not tokens or table.reserve(missing) is None:
             return None
         table.commit(range(missing))
-        return History(np.array(tokens, np.int64), table.committed)
+        return History(tokens, table.committed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -83,7 +82,7 @@ class ModelDrafter:
             if not any(counts):
                 break
             rows = [
-                row_at(context.row, tree.path_tokens[node])
+                context.row.after(tree.path_tokens[node])
                 for context, tree in zip(contexts, trees, strict=True)
                 if tree is not None
                 for node in tree.frontier
@@ -108,11 +107,11 @@ class ModelDrafter:
         pass
 
     def _plant(self, context: DraftContext, history: History | None) -> GrowingTree | None:
-        if history is None or len(history.tokens) >= self._max_position:
+        if history is None or history.num_tokens >= self._max_position:
             return None
         return GrowingTree(
             context.tokens[-1],
-            max_depth=min(context.max_depth, self._max_position - len(history.tokens)),
+            max_depth=min(context.max_depth, self._max_position - history.num_tokens),
             max_nodes=context.max_nodes,
             end_token_ids=context.row.end_token_ids,
         )
@@ -133,32 +132,32 @@ class ModelDrafter:
     ) -> torch.Tensor:
         """Feed each history's tokens whose K/V is missing: [growing requests, draft vocab]."""
         filled = self._runner.pool.filled
-        todo: list[tuple[Ints, Ints, int]] = []  # (tokens, slots, how many are written)
+        todo: list[tuple[History, Ints, int]] = []  # (history, slots, how many are written)
         for r, (history, tree) in enumerate(zip(histories, trees, strict=True)):
             if history is None or tree is None or not tree.frontier:
                 continue
             slots = np.concatenate([history.slots, scratch.trunk(r)])
             known = filled[history.slots]
             written = len(known) if known.all() else int(known.argmin())
-            todo.append((history.tokens, slots, written))
-        while any(len(tokens) - written > CATCH_UP_TOKENS for tokens, _, written in todo):
+            todo.append((history, slots, written))
+        while any(h.num_tokens - written > CATCH_UP_TOKENS for h, _, written in todo):
             items = []
-            for i, (tokens, slots, written) in enumerate(todo):
-                if len(tokens) - written > CATCH_UP_TOKENS:
-                    items.append(self._trunk(tokens, slots, written, written + CATCH_UP_TOKENS))
-                    todo[i] = (tokens, slots, written + CATCH_UP_TOKENS)
+            for i, (history, slots, written) in enumerate(todo):
+                if history.num_tokens - written > CATCH_UP_TOKENS:
+                    items.append(self._trunk(history, slots, written, written + CATCH_UP_TOKENS))
+                    todo[i] = (history, slots, written + CATCH_UP_TOKENS)
             self._runner.run(Batch.of(items))
-        items = [self._trunk(tokens, slots, written, len(tokens)) for tokens, slots, written in todo]
+        items = [self._trunk(history, slots, written, len(slots)) for history, slots, written in todo]
         logits, _ = self._runner.run(Batch.of(items))
         for history, tree in zip(histories, trees, strict=True):
             if history is not None and tree is not None and tree.frontier:
                 filled[history.slots] = True
         return logits
 
-    def _trunk(self, tokens: Ints, slots: Ints, start: int, end: int) -> WorkItem:
+    def _trunk(self, history: History, slots: Ints, start: int, end: int) -> WorkItem:
         span = Span(slots[:start], slots[start:end], np.arange(-1, end - start - 1))
-        last = np.array([end - start - 1] if end == len(tokens) else [], np.int64)
-        return WorkItem(span, tokens[start:end], last)
+        last = np.array([end - start - 1] if end == len(slots) else [], np.int64)
+        return WorkItem(span, history.tokens(start, end), last)
 
     def _node_logits(self, trees: Sequence[GrowingTree | None], scratch: _Scratch) -> torch.Tensor:
         """Logits after every frontier node: [frontier of the batch, draft vocab]. Each node is a span of its
@@ -260,7 +259,7 @@ class _Scratch:
         self._trunk_lens = []
         for context, history in zip(contexts, histories, strict=True):
             self._starts.append(start)
-            self._trunk_lens.append(0 if history is None else len(history.tokens) - len(history.slots))
+            self._trunk_lens.append(0 if history is None else history.num_tokens - len(history.slots))
             start += self._trunk_lens[-1] + context.max_nodes - 1
 
     def trunk(self, r: int) -> Ints:
@@ -279,8 +278,3 @@ class _Scratch:
             path.append(self.node(r, parent))
             parent = tree.parents[parent]
         return np.concatenate([self._slots[r], self.trunk(r), *path[::-1]])
-
-
-def row_at(root: Row, path: tuple[int, ...]) -> Row:
-    """The row after `path` below the root."""
-    return replace(root, position=root.position + len(path), path=(*root.path, *path))

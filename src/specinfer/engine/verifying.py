@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: to
     for _, (tree, law) in decoded:
         end = start + tree.num_nodes
         root = rows[start]
-        coin = RandomCoin(stream(root.seed, root.sample_index, root.position, Purpose.VERIFY, 0))
+        coin = RandomCoin(
+            partial(stream, root.seed, root.sample_index, root.position, Purpose.VERIFY, lane=0)
+        )
         verdicts.append(parts.verifier.verify(tree, law, evidence[start:end], coin))
         start = end
     return verdicts

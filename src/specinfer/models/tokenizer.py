@@ -178,6 +178,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; bytes that are not (yet) a whole character come out as U+FFFD."""
+        if isinstance(self._hf, PreTrainedTokenizerFast):  # what it calls itself, at a sixth of the time
+            return str(self._hf.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         text = self._hf.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +29,24 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class Batch:
-    """Flattened over items: token_ids, positions [num_tokens]; logits_rows indexes them."""
+    """Flattened over items: token_ids [num_tokens]; logits_rows indexes them."""
 
     spans: tuple[Span, ...]
     token_ids: Ints
-    positions: Ints
     logits_rows: Ints
+
+    @cached_property
+    def positions(self) -> Ints:
+        """[num_tokens], absolute."""
+        return np.concatenate([len(span.context_slots) + span.depths() for span in self.spans])
 
     @staticmethod
     def of(items: Sequence[WorkItem]) -> Batch:
         """Concatenate in order."""
-        starts = np.cumsum([0] + [item.span.num_tokens for item in items])
+        starts = accumulate((item.span.num_tokens for item in items), initial=0)
         return Batch(
             tuple(item.span for item in items),
             np.concatenate([item.token_ids for item in items]),
-            np.concatenate([len(item.span.context_slots) + item.span.depths() for item in items]),
             np.concatenate([start + item.logits_rows for start, item in zip(starts, items, strict=False)]),
         )
 

@@ -288,4 +288,4 @@ def rows_alone(token_ids: Ints) -> Batch:
     """Rows for the ends of a model, where nothing attends."""
     n = len(token_ids)
     span = Span(NONE, np.zeros(n, np.int64), np.full(n, -1, np.int64))
-    return Batch((span,), token_ids, np.zeros(n, np.int64), np.arange(n))
+    return Batch((span,), token_ids, np.arange(n))

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.sampling.noise import NoiseCache
-from specinfer.sampling.pipeline import is_sampled, process
+from specinfer.sampling.noise import NoiseCache, native
+from specinfer.sampling.pipeline import divisor, is_only_divided, is_sampled, process
 from specinfer.sampling.row import Row
 
 
@@ -52,9 +52,15 @@ class Chooser:
 
     def choose(self, logits: torch.Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
         """[n], the target's choice after each row; the lowest id wins a tie."""
-        if any(is_sampled(row) or row.processors for row in rows):
-            logits = self.perturbed(logits, rows)
-        return _first_argmax(logits)
+        if not any(is_sampled(row) or row.processors for row in rows):
+            return _first_argmax(logits)
+        if native is None or logits.device.type != "cpu":
+            return _first_argmax(self.perturbed(logits, rows))
+        scales = [divisor(row) for row in rows]
+        if not all(is_only_divided(row, logits.shape[1]) for row in rows):
+            logits, scales = process(logits, rows), [1.0] * len(rows)
+        logits = logits.float().contiguous()
+        return np.array([_choose(*each) for each in zip(logits, scales, rows, strict=True)], np.int64)
 
     def probabilities(
         self, logits: torch.Tensor, rows: Sequence[Row], token_ids: torch.Tensor | None = None
@@ -83,6 +89,13 @@ class Choices:
         if isinstance(at, slice):
             return Choices(self._chooser, self._logits[at], self._rows[at])
         return self._chooser.choose(self._logits[at : at + 1], [self._rows[at]])[0]
+
+
+def _choose(logits: torch.Tensor, scale: float, row: Row) -> int:
+    """A row's choice, argmax(logits / scale + g), by the extension. logits: [V] fp32."""
+    if is_sampled(row):
+        return int(native.choose(logits.data_ptr(), len(logits), scale, *row.noise_key))
+    return int(logits.numpy().argmax())
 
 
 def _first_argmax(x: torch.Tensor) -> NDArray[np.int64]:

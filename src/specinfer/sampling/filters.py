@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from specinfer.sampling.noise import native
 from specinfer.sampling_params import SamplingParams
 
 _WEIGHT_ONE = float(1 << 40)
@@ -53,6 +54,12 @@ KEEP_ALL = Filters(0.0, 0, 1.0, 1.0)
 def _nucleus(x: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest set of likeliest tokens (of the top_k, if any) whose share reaches top_p: the value of its
     last token and its size, both [m, 1]."""
+    if native is not None and x.device.type == "cpu" and not top_k:
+        x = x.contiguous()
+        found = [native.nucleus(row.data_ptr(), len(row), top_p) for row in x]
+        if all(size for _, size in found):  # none was too close to call
+            bounds, sizes = zip(*found, strict=True)
+            return torch.tensor(bounds)[:, None], torch.tensor(sizes)[:, None]
     largest = x.amax(dim=1, keepdim=True)
     total = None if top_k else _weights(x, largest).sum(dim=1, keepdim=True)
     return _leading(

@@ -25,6 +25,7 @@ Nothing else enters: not the batch, the tree, the step, nor the number of tokens
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+try:
+    native: Any = importlib.import_module("specinfer._cpu")
+except ImportError:
+    native = None
+"""The extension, which makes the same rows and choices quicker; None where it was not built."""
 
 NoiseKey = tuple[int, int, int]
 """(seed, sample index, position): below 2^64, 2^32 and 2^32."""
@@ -71,8 +78,8 @@ def gumbel(
     if not out.numel():
         return out
     on_cpu = out.device.type == "cpu"
-    if on_cpu and 2 * num_tokens > _CPU_BLOCK:
-        _fill_on_cpu(keys, list(out.numpy()), _scratch(num_tokens))
+    if on_cpu and (native is not None or 2 * num_tokens > _CPU_BLOCK):
+        _fill_on_cpu(keys, list(out), _scratch(num_tokens))
         return out
     words = np.arange(-(-num_tokens // 4), dtype=np.int64)[None]
     step = max(1, (_CPU_BLOCK if on_cpu else _GPU_BLOCK) // max(1, num_tokens))
@@ -87,22 +94,24 @@ def gumbel(
     return out
 
 
-def _fill_on_cpu(
-    keys: Sequence[NoiseKey], out: Sequence[NDArray[np.float32]], scratch: tuple[Any, ...]
-) -> None:
+def _fill_on_cpu(keys: Sequence[NoiseKey], out: Sequence[torch.Tensor], scratch: tuple[Any, ...]) -> None:
     """Write key i's row to out[i]. numpy, not torch: its 64-bit integer products are three times quicker."""
     for key, row in zip(keys, out, strict=True):
+        if native is not None:
+            _check(key)
+            native.gumbel(*key, len(row), row.data_ptr())
+            continue
         schedule = _schedule([key])
         for low in range(0, len(row), _CPU_BLOCK):
             high = min(low + _CPU_BLOCK, len(row))
             words = np.arange(low // 4, -(-high // 4), dtype=np.int64)[None]
             buffers = tuple(buffer[:, : 4 * words.shape[1]] for buffer in scratch)
-            row[low:high] = _gumbel64(np, words, schedule, buffers)[0, : high - low]
+            row.numpy()[low:high] = _gumbel64(np, words, schedule, buffers)[0, : high - low]
 
 
 def _scratch(num_tokens: int) -> tuple[Any, ...]:
     """Buffers for `_gumbel64`, to keep: fresh ones cost as much in page faults as the arithmetic does."""
-    shape = (1, min(-(-num_tokens // 4) * 4, _CPU_BLOCK))
+    shape = (1, 0 if native is not None else min(-(-num_tokens // 4) * 4, _CPU_BLOCK))
     return (np.empty(shape, np.int64), *(np.empty(shape, np.float64) for _ in range(4)))
 
 
@@ -190,11 +199,16 @@ def round_keys(seeds: NDArray[np.uint64]) -> NDArray[np.int64]:
     return keys
 
 
+def _check(key: NoiseKey) -> None:
+    seed, sample_index, position = key
+    if not (0 <= seed < 1 << 64 and 0 <= sample_index <= _MASK and 0 <= position <= _MASK):
+        raise ValueError(f"noise key out of range: {key}")
+
+
 def _schedule(keys: Sequence[NoiseKey]) -> NDArray[np.int64]:
     """[3 + 2 * rounds, rows, 1]: counter words 1 to 3, then the round keys."""
-    for seed, sample_index, position in keys:
-        if not (0 <= seed < 1 << 64 and 0 <= sample_index <= _MASK and 0 <= position <= _MASK):
-            raise ValueError(f"noise key out of range: {(seed, sample_index, position)}")
+    for key in keys:
+        _check(key)
     schedule = np.empty((3 + 2 * _NUM_ROUNDS, len(keys), 1), np.int64)
     schedule[0, :, 0] = [key[1] for key in keys]
     schedule[1, :, 0] = [key[2] for key in keys]
@@ -248,6 +262,6 @@ class NoiseCache:
     def _fill(self, keys: Sequence[NoiseKey]) -> None:
         slots = [self._slots[key] for key in keys]
         if self._scratch is not None:
-            _fill_on_cpu(keys, [self._rows[slot].numpy() for slot in slots], self._scratch)
+            _fill_on_cpu(keys, [self._rows[slot] for slot in slots], self._scratch)
         else:
             self._rows[slots] = gumbel(keys, self.num_tokens, self.device)

@@ -81,14 +81,14 @@ def process(
     num_tokens: the size of that vocabulary. A filter that ends among equals keeps the lowest ids.
     """
     edited = [i for i, row in enumerate(rows) if row.processors]
-    divisors = [max(row.params.temperature, MIN_TEMPERATURE) if is_sampled(row) else 1.0 for row in rows]
-    if not edited and all(divisor == 1.0 for divisor in divisors):
+    divisors = [divisor(row) for row in rows]
+    if not edited and all(d == 1.0 for d in divisors):
         out = logits.float()
     else:
         out = logits.to(torch.float32, copy=True)
         for i in edited:
             _edit(out[i], rows[i], token_ids, num_tokens)
-        if any(divisor != 1.0 for divisor in divisors):
+        if any(d != 1.0 for d in divisors):
             # A tensor, since division by a number may become multiplication by its reciprocal.
             out.div_(torch.tensor(divisors, dtype=torch.float32).unsqueeze(1).to(out.device))
     groups: dict[Filters, list[int]] = {}
@@ -107,6 +107,16 @@ def process(
 def is_sampled(row: Row) -> bool:
     """Whether chance has a part in this row."""
     return row.params.temperature > 0.0
+
+
+def divisor(row: Row) -> float:
+    """What the row's logits are divided by."""
+    return max(row.params.temperature, MIN_TEMPERATURE) if is_sampled(row) else 1.0
+
+
+def is_only_divided(row: Row, num_tokens: int) -> bool:
+    """Whether the temperature is all that `process` looks at."""
+    return not row.processors and (not is_sampled(row) or Filters.of(row.params, num_tokens) is None)
 
 
 def _edit(logits: torch.Tensor, row: Row, token_ids: torch.Tensor | None, num_tokens: int | None) -> None:

@@ -31,6 +31,20 @@ class Row:
     path: tuple[int, ...] = ()
     processors: tuple[Processor, ...] = ()
 
+    def after(self, path: tuple[int, ...]) -> Row:
+        """The row that follows `path` below this one's."""
+        return Row(
+            self.params,
+            self.seed,
+            self.sample_index,
+            self.position + len(path),
+            self.num_prompt_tokens,
+            self.end_token_ids,
+            self.history,
+            (*self.path, *path),
+            self.processors,
+        )
+
     @property
     def grammar(self) -> Grammar | None:
         """The request's grammar, if it has one: it comes before all other processors."""

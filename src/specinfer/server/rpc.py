@@ -35,6 +35,8 @@ CODES = {
 }
 """By HTTP's status; any other is an invalid argument."""
 
+LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "choice")
+
 
 class Inference:
     """The service. A client's deadline or cancellation ends its requests at the next step."""
@@ -76,16 +78,22 @@ class Inference:
 
 def fields_of(request: Any) -> SamplingFields:
     """A request's settings, checked as those of an HTTP body are. Raises ValidationError."""
-    values = {field.name: value for field, value in request.sampling.ListFields()}
-    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
-        if name in values:
-            values[name] = list(values[name])
+    values = as_dict(request.sampling)
     if "logit_bias" in values:
         values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+    if "structured_outputs" in values:
+        values["structured_outputs"] = as_dict(values["structured_outputs"])
     for name in ("priority", "ttft", "tpot"):
         if request.HasField(name):
             values[name] = getattr(request, name)
     return SamplingFields(**values, speculation=Speculation(enabled=not request.without_speculation))
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """The fields that are set."""
+    return {
+        field.name: list(value) if field.name in LISTS else value for field, value in message.ListFields()
+    }
 
 
 def response_of(index: int, chunk: StreamChunk, num_prompt_tokens: int) -> Any:

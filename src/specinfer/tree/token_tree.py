@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class TokenTree:
     @staticmethod
     def root_only(token_id: int) -> TokenTree:
         """The tree of plain decoding."""
-        return TokenTree.build([token_id], [-1], [1.0], [])
+        return TokenTree(_frozen(np.array([token_id], np.int64)), *_ROOT, ())
 
     @staticmethod
     def build(
@@ -101,15 +101,13 @@ class TokenTree:
         ]
         placed = [Candidate(place[c.node], *c[1:]) for c in (*candidates, *made)]
         placed.sort(key=lambda c: (new_parents[c.node], c.drafter, c.draw))
-        arrays = (
-            np.array([token_ids[i] for i in order], np.int64),
-            new_parents,
-            depths,
-            np.array([scores[i] for i in order], np.float64),
+        return TokenTree(
+            _frozen(np.array([token_ids[i] for i in order], np.int64)),
+            _frozen(new_parents),
+            _frozen(depths),
+            _frozen(np.array([scores[i] for i in order], np.float64)),
+            tuple(placed),
         )
-        for array in arrays:
-            array.setflags(write=False)
-        return TokenTree(*arrays, tuple(placed))
 
     @property
     def num_nodes(self) -> int:
@@ -124,7 +122,7 @@ class TokenTree:
     @property
     def max_depth(self) -> int:
         """Depth of the deepest node; 0 for a root alone."""
-        return int(self.depths.max())
+        return max(map(len, self.paths))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
@@ -159,3 +157,12 @@ class TokenTree:
         for node in range(1, self.num_nodes):
             mask[node] |= mask[self.parents[node]]
         return mask
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+_ROOT = (_frozen(np.array([-1])), _frozen(np.array([0])), _frozen(np.array([1.0])))
+"""Parents, depths and scores of a root alone."""

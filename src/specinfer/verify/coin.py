@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,10 +20,15 @@ class Coin(Protocol):
 
 
 class RandomCoin:
-    """A coin tossed by a generator of its own, never one shared with a draft's draws."""
+    """A coin tossed by a generator of its own, never one shared with a draft's draws, and made for its first
+    toss."""
 
-    def __init__(self, generator: np.random.Generator) -> None:
-        self._generator = generator
+    def __init__(self, make: Callable[[], np.random.Generator]) -> None:
+        self._make = make
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return self._make()
 
     def accept(self, ratio: float) -> bool:
         return bool(self._generator.random() < ratio)
