@@ -238,7 +238,8 @@ def test_every_parameter_keeps_the_law(models: list[Path], exact: Any, name: str
     target, draft = (LLM(str(path), dtype="float32") for path in models[:2])
     [request] = target.engine.new_requests(PROMPT, params)
     p, q = laws_after(target, request), laws_after(draft, request)
-    draws, coin = (stream(31, 0, 0, purpose) for purpose in (Purpose.DRAFT, Purpose.VERIFY))
+    draws = stream(31, 0, 0, Purpose.DRAFT)
+    coin = RandomCoin(lambda: stream(31, 0, 0, Purpose.VERIFY))
 
     @cache
     def tree_of(children: tuple[int, ...]) -> TokenTree:
@@ -260,7 +261,7 @@ def test_every_parameter_keeps_the_law(models: list[Path], exact: Any, name: str
         while len(tokens) < 2:
             children = tuple(draw(q(tokens), 2, draws))
             tree = tree_of(children)
-            verdict = rule.verify(tree, {(0, 0): q(tokens)}, rows_of(tokens, children), RandomCoin(coin))
+            verdict = rule.verify(tree, {(0, 0): q(tokens)}, rows_of(tokens, children), coin)
             tokens = (*tokens, *(int(tree.token_ids[node]) for node in verdict.path), verdict.next_token)
         seen[tokens[:2]] += 1
     law = exact(params)
