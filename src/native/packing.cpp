@@ -62,7 +62,7 @@ struct Stored {
     return b < 4 ? six[at] & 63 : (i ? six[8 + b % 4] >> 4 : six[8 + b % 4] & 15) | (six[at] >> 6) << 4;
   }
 
-  // In q4_0 and q4_k without their sign.
+  // In q4_0 it is 8 more than what it stands for.
   int integer(int k) const {
     if (T == Type::q8_0) return int8_t(unit[2 + k]);
     if (T == Type::q6_k) {
@@ -86,7 +86,8 @@ static void pack_units(char* to, int panel, int64_t column, const uint8_t* from,
       std::memcpy(to + 2 * column, &number, 2);
     }
     for (int start = 0; start < unit_inputs(T); start += block_inputs(T)) {
-      for (int i = 0; i < block_numbers(T); ++i, to += panel) to[column] = char(stored.block_number(start / block_inputs(T), i));
+      for (int i = 0; i < block_numbers(T); ++i, to += panel)
+        to[column] = char(stored.block_number(start / block_inputs(T), i));
       for (int k = 0; k < block_inputs(T); ++k)
         to[byte_of(T, panel, column, k)] |= char(stored.integer(start + k) * (1 << shift_of(T, panel, column)));
       to += block_inputs(T) * panel / (has_nibbles(T) ? 2 : 1);

@@ -47,7 +47,9 @@ constexpr int64_t panel_bytes(Type t, int64_t inputs, int panel) {
   return inputs * panel * (t == Type::f32 ? 4 : 2);
 }
 
-constexpr int64_t row_block_bytes(Type t) { return int64_t(sizeof(RowBlock)) + block_inputs(t) * (has_nibbles(t) ? 1 : 2); }
+constexpr int64_t row_block_bytes(Type t) {
+  return int64_t(sizeof(RowBlock)) + block_inputs(t) * (has_nibbles(t) ? 1 : 2);
+}
 
 constexpr int64_t quantized_row_bytes(Type t, int64_t inputs) { return inputs / block_inputs(t) * row_block_bytes(t); }
 
