@@ -20,10 +20,11 @@ static Type type_of(const std::string& name) {
   if (name == "float32") return Type::f32;
   if (name == "bfloat16") return Type::bf16;
   if (name == "float16") return Type::f16;
-  if (name == "int8") return Type::int8;
   if (name == "q8_0") return Type::q8_0;
   if (name == "q4_0") return Type::q4_0;
   if (name == "q4_1") return Type::q4_1;
+  if (name == "q4_k") return Type::q4_k;
+  if (name == "q6_k") return Type::q6_k;
   throw std::invalid_argument("type '" + name + "' is not known");
 }
 

@@ -4,8 +4,8 @@
 
 namespace specinfer {
 
-// f16 is read, but not stored. From int8 on, arithmetic is in integers, on rows that were quantised.
-enum class Type { f32, bf16, f16, int8, q8_0, q4_0, q4_1 };
+// f16 is read, but not stored. From q8_0 on, arithmetic is in integers, on rows that were quantised.
+enum class Type { f32, bf16, f16, q8_0, q4_0, q4_1, q4_k, q6_k };
 
 // A packed linear layer: panels of `panel` output columns, as packing.h lays them out. Missing columns are zero.
 struct Linear {

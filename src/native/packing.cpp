@@ -17,6 +17,14 @@ static float half_to_float(uint16_t h) {
   return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
+// The nearest fp16 of a number in [0, 65520), the even one on a tie.
+static uint16_t to_half(float x) {
+  if (x < 6.103515625e-5f) return uint16_t(std::nearbyint(x * 16777216.0f));  // 2^-14: steps of 2^-24 below
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return uint16_t(((bits + 0xfff + ((bits >> 13) & 1)) >> 13) - (112 << 10));
+}
+
 float element(const void* data, Type type, int64_t i) {
   if (type == Type::f32) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
@@ -28,59 +36,102 @@ static int64_t byte_of(Type type, int panel, int64_t column, int64_t k) {
   if (!has_nibbles(type)) return k / 2 * 2 * panel + 2 * column + k % 2;
   return k / 4 * 2 * panel + column % (panel / 2) * 4 + k % 4;
 }
-static int shift_of(int panel, int64_t column) { return column < panel / 2 ? 0 : 4; }
+static int shift_of(Type type, int panel, int64_t column) { return has_nibbles(type) && column >= panel / 2 ? 4 : 0; }
 
 static int64_t bf16_place(int panel, int64_t column) {
   const int half = panel / 2;
   return column < half ? 2 * column : 2 * (column - half) + 1;
 }
 
-static void pack_int8(char* to, int panel, int64_t column, const void* from, Type type, int64_t inputs) {
-  float largest = 0.0f;
-  for (int64_t k = 0; k < inputs; ++k) {
-    const float size = std::fabs(element(from, type, k));
-    if (!std::isfinite(size)) throw std::runtime_error("a weight is not a number");
-    largest = size > largest ? size : largest;
+// A unit as GGUF stores it.
+//   Q8_0, Q4_0, Q4_1: its numbers, then 32 integers, or 16 bytes of nibbles, the first 16 inputs low.
+//   Q4_K: its numbers; 12 bytes of 8 scales and 8 minima, 6 bits each; for every 64 inputs 32 bytes, the first 32 low.
+//   Q6_K: for every 128 inputs 64 bytes of low nibbles, the first 64 inputs low; 32 bytes for every 128, each the upper
+//   2 bits of 4 inputs that are 32 apart; 16 scales; its number.
+template <Type T>
+struct Stored {
+  const uint8_t* unit;
+
+  const uint8_t* numbers() const { return unit + (T == Type::q6_k ? 208 : 0); }
+
+  // Number i of block b: the scale, then the minimum.
+  uint8_t block_number(int b, int i) const {
+    if (T == Type::q6_k) return unit[192 + b];
+    const uint8_t* six = unit + 4;
+    const int at = b % 4 + 4 * i;
+    return b < 4 ? six[at] & 63 : (i ? six[8 + b % 4] >> 4 : six[8 + b % 4] & 15) | (six[at] >> 6) << 4;
   }
-  const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = inverse > 0.0f ? largest / 127.0f : 0.0f;
-  std::memcpy(to + 4 * column, &scale, 4);
-  to += header_bytes(Type::int8, panel);
-  for (int64_t k = 0; k < inputs; ++k)
-    to[byte_of(Type::int8, panel, column, k)] = char(std::nearbyint(element(from, type, k) * inverse));
+
+  // In q4_0 it is 8 more than what it stands for.
+  int integer(int k) const {
+    if (T == Type::q8_0) return int8_t(unit[2 + k]);
+    if (T == Type::q6_k) {
+      const int low = unit[k / 128 * 64 + k % 64] >> (k % 128 / 64 * 4) & 15;
+      const int high = unit[128 + k / 128 * 32 + k % 32] >> (k % 128 / 32 * 2) & 3;
+      return (low | high << 4) - 32;
+    }
+    if (T == Type::q4_k) return unit[16 + k / 64 * 32 + k % 32] >> (k % 64 / 32 * 4) & 15;
+    return unit[2 * unit_numbers(T) + k % 16] >> (k / 16 * 4) & 15;
+  }
+};
+
+template <Type T>
+static void pack_units(char* to, int panel, int64_t column, const uint8_t* from, int64_t inputs) {
+  for (; inputs > 0; inputs -= unit_inputs(T), from += stored_bytes(T, unit_inputs(T))) {
+    const Stored<T> stored{from};
+    for (int i = 0; i < unit_numbers(T); ++i, to += 2 * panel) {
+      uint16_t number;
+      std::memcpy(&number, stored.numbers() + 2 * i, 2);
+      if (!std::isfinite(half_to_float(number))) throw std::runtime_error("a block's scale is not a number");
+      std::memcpy(to + 2 * column, &number, 2);
+    }
+    for (int start = 0; start < unit_inputs(T); start += block_inputs(T)) {
+      for (int i = 0; i < block_numbers(T); ++i, to += panel)
+        to[column] = char(stored.block_number(start / block_inputs(T), i));
+      for (int k = 0; k < block_inputs(T); ++k)
+        to[byte_of(T, panel, column, k)] |= char(stored.integer(start + k) * (1 << shift_of(T, panel, column)));
+      to += block_inputs(T) * panel / (has_nibbles(T) ? 2 : 1);
+    }
+  }
 }
 
-// Q8_0: a scale, 32 integers. Q4_0: a scale, 16 bytes of nibbles, inputs 0 to 15 low. Q4_1: a minimum after the scale.
-static void pack_blocks(char* to, int panel, int64_t column, const uint8_t* from, Type type, int64_t inputs) {
-  const int numbers = type == Type::q4_1 ? 2 : 1;
-  const int64_t step = block_bytes(type, inputs, panel);
-  for (int64_t b = 0; b < inputs / BLOCK; ++b, to += step) {
-    for (int i = 0; i < numbers; ++i, from += 2) {
-      uint16_t number;
-      std::memcpy(&number, from, 2);
-      if (!std::isfinite(half_to_float(number))) throw std::runtime_error("a block's scale is not a number");
-      std::memcpy(to + 2 * (i * panel + column), &number, 2);
-    }
-    char* integers = to + header_bytes(type, panel);
-    if (has_nibbles(type)) {
-      for (int k = 0; k < BLOCK; ++k) {
-        const int nibble = k < 16 ? from[k] & 15 : from[k - 16] >> 4;
-        integers[byte_of(type, panel, column, k)] |= char(nibble << shift_of(panel, column));
-      }
-      from += BLOCK / 2;
-    } else {
-      for (int k = 0; k < BLOCK; ++k) integers[byte_of(type, panel, column, k)] = char(from[k]);
-      from += BLOCK;
-    }
+static void pack_stored(char* to, int panel, int64_t column, const void* from, Type type, int64_t inputs) {
+  const uint8_t* units = static_cast<const uint8_t*>(from);
+  switch (type) {
+    case Type::q8_0: return pack_units<Type::q8_0>(to, panel, column, units, inputs);
+    case Type::q4_0: return pack_units<Type::q4_0>(to, panel, column, units, inputs);
+    case Type::q4_1: return pack_units<Type::q4_1>(to, panel, column, units, inputs);
+    case Type::q4_k: return pack_units<Type::q4_k>(to, panel, column, units, inputs);
+    default: return pack_units<Type::q6_k>(to, panel, column, units, inputs);
   }
+}
+
+// A Q8_0 unit of elements from `start` on.
+static void make_q8_0(const void* from, Type type, int64_t start, uint8_t* unit) {
+  float x[32], largest = 0.0f;
+  for (int k = 0; k < 32; ++k) {
+    x[k] = element(from, type, start + k);
+    if (!std::isfinite(x[k])) throw std::runtime_error("a weight is not a number");
+    largest = std::fmax(largest, std::fabs(x[k]));
+  }
+  const float scale = largest / 127.0f, inverse = scale > 1e-30f ? 1.0f / scale : 0.0f;
+  if (scale >= 65520.0f) throw std::runtime_error("a weight is too large for 8 bits");
+  const uint16_t half = to_half(scale);
+  std::memcpy(unit, &half, 2);
+  for (int k = 0; k < 32; ++k) unit[2 + k] = uint8_t(int8_t(std::round(x[k] * inverse)));
 }
 
 void pack(const Linear& l, int panel, int64_t which, int64_t column, const void* from, Type type) {
   char* to = l.data + which * panel_bytes(l.type, l.inputs, panel);
   if (is_quantized(type)) {
     if (type != l.type) throw std::invalid_argument("blocks of one type do not go into panels of another");
-    pack_blocks(to, panel, column, static_cast<const uint8_t*>(from), type, l.inputs);
-  } else if (l.type == Type::int8) {
-    pack_int8(to, panel, column, from, type, l.inputs);
+    pack_stored(to, panel, column, from, type, l.inputs);
+  } else if (l.type == Type::q8_0) {
+    uint8_t unit[34];
+    for (int64_t k = 0; k < l.inputs; k += 32, to += unit_bytes(l.type, panel)) {
+      make_q8_0(from, type, k, unit);
+      pack_stored(to, panel, column, unit, l.type, 32);
+    }
   } else if (l.type == Type::f32) {
     float* out = reinterpret_cast<float*>(to) + column;
     for (int64_t k = 0; k < l.inputs; ++k) out[k * panel] = element(from, type, k);
@@ -99,15 +150,21 @@ void unpack(const Linear& l, int panel, int64_t which, int64_t column, float* ou
     for (int64_t k = 0; k < l.inputs; ++k) out[k] = element(from, l.type, k * panel + at);
     return;
   }
-  const int64_t block = block_inputs(l.type, l.inputs), header = header_bytes(l.type, panel);
-  for (int64_t start = 0; start < l.inputs; start += block, from += block_bytes(l.type, l.inputs, panel)) {
-    const float scale = element(from, l.type == Type::int8 ? Type::f32 : Type::f16, column);
-    const float minimum = l.type == Type::q4_1 ? element(from, Type::f16, panel + column) : 0.0f;
-    for (int64_t k = 0; k < block && start + k < l.inputs; ++k) {
-      const int byte = from[header + byte_of(l.type, panel, column, k)];
-      const int nibble = (byte >> shift_of(panel, column)) & 15;
-      const int q = !has_nibbles(l.type) ? int(int8_t(byte)) : l.type == Type::q4_0 ? nibble - 8 : nibble;
-      out[start + k] = scale * float(q) + minimum;
+  const Type t = l.type;
+  for (int64_t start = 0; start < l.inputs; start += unit_inputs(t)) {
+    const float unit_scale = element(from, Type::f16, column);
+    const float unit_minimum = unit_numbers(t) == 2 ? element(from, Type::f16, panel + column) : 0.0f;
+    from += 2 * unit_numbers(t) * panel;
+    for (int b = 0; b < unit_inputs(t); b += block_inputs(t), from += block_bytes(t, panel)) {
+      const float scale = block_numbers(t) ? unit_scale * float(int8_t(from[column])) : unit_scale;
+      const float minimum = t == Type::q4_k ? -(unit_minimum * float(from[panel + column])) : unit_minimum;
+      const char* integers = from + block_numbers(t) * panel;
+      for (int k = 0; k < block_inputs(t); ++k) {
+        const int byte = integers[byte_of(t, panel, column, k)];
+        const int nibble = (byte >> shift_of(t, panel, column)) & 15;
+        const int q = !has_nibbles(t) ? int(int8_t(byte)) : t == Type::q4_0 ? nibble - 8 : nibble;
+        out[start + b + k] = scale * float(q) + minimum;
+      }
     }
   }
 }

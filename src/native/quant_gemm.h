@@ -61,17 +61,18 @@ INLINE F widen_half(const char* p) {
 #endif
 }
 
-template <Type T>
-INLINE F column_scales(const char* header, int column) {
-  return T == Type::int8 ? load(reinterpret_cast<const float*>(header) + column) : widen_half(header + 2 * column);
+// W numbers of one byte each, none above 127.
+INLINE F widen_numbers(const char* p) {
+  typedef int8_t B __attribute__((vector_size(W), aligned(1), may_alias));
+  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const B*>(p), I), F);
 }
 
 // `inputs` values of one row, as packing.h says.
 void quantize(const float* x, int inputs, Type type, void* to) {
   const bool narrow = has_nibbles(type);
-  const int64_t block = block_inputs(type, inputs);
+  const int block = block_inputs(type);
   char* out = static_cast<char*>(to);
-  for (int64_t start = 0; start < inputs; start += block, out += row_block_bytes(type, inputs)) {
+  for (int64_t start = 0; start < inputs; start += block, out += row_block_bytes(type)) {
     F top = splat(0.0f);
     for (int64_t i = 0; i < block; i += W) top = max(top, (F)((U)load(x + start + i) & 0x7fffffff));
     const float size = largest(top), inverse = size > 1e-30f ? 127.0f / size : 0.0f;
@@ -101,17 +102,23 @@ void quantize(const float* x, int inputs, Type type, void* to) {
 // R rows by one panel.
 template <Type T, int R>
 void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
-  const int64_t inputs = a.linear->inputs, steps = block_inputs(T, inputs) / 4;
+  const int64_t inputs = a.linear->inputs, steps = block_inputs(T) / 4;
   const char* w = a.linear->data + panel * panel_bytes(T, inputs, PANEL);
   const char* x = static_cast<const char*>(a.x) + row * a.x_stride;
   F lo[R], hi[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = splat(0.0f);
-  for (int64_t b = num_blocks(T, inputs); b > 0; --b, x += row_block_bytes(T, inputs)) {
-    const char* header = w;
+  constexpr int blocks = unit_inputs(T) / block_inputs(T);
+  const char* unit = w;
+  for (int64_t b = 0; b < inputs / block_inputs(T); ++b, x += row_block_bytes(T)) {
+    if (b % blocks == 0) {
+      unit = w;
+      w += 2 * unit_numbers(T) * PANEL;
+    }
+    const char* numbers = w;
     const char* q = x + sizeof(RowBlock);
     I sum_lo[R], sum_hi[R];
-    w += header_bytes(T, PANEL);
+    w += block_numbers(T) * PANEL;
     if constexpr (has_nibbles(T)) {
       NibbleSums s_lo[R], s_hi[R];
 #pragma GCC unroll 8
@@ -153,15 +160,23 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         }
       }
     }
-    const F scale_lo = column_scales<T>(header, 0), scale_hi = column_scales<T>(header, W);
+    F scale_lo = widen_half(unit), scale_hi = widen_half(unit + 2 * W);
+    if constexpr (block_numbers(T) > 0) {
+      scale_lo = scale_lo * widen_numbers(numbers);
+      scale_hi = scale_hi * widen_numbers(numbers + W);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
       lo[r] = lo[r] + __builtin_convertvector(sum_lo[r], F) * (scale_lo * scale);
       hi[r] = hi[r] + __builtin_convertvector(sum_hi[r], F) * (scale_hi * scale);
     }
-    if constexpr (T == Type::q4_1) {
-      const F minimum_lo = widen_half(header + 2 * PANEL), minimum_hi = widen_half(header + 2 * PANEL + 2 * W);
+    if constexpr (unit_numbers(T) == 2) {
+      F minimum_lo = widen_half(unit + 2 * PANEL), minimum_hi = widen_half(unit + 2 * PANEL + 2 * W);
+      if constexpr (T == Type::q4_k) {
+        minimum_lo = -(minimum_lo * widen_numbers(numbers + PANEL));
+        minimum_hi = -(minimum_hi * widen_numbers(numbers + PANEL + W));
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const F sum = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, sum));
@@ -199,9 +214,10 @@ void quant_gemm_of(const GemmArgs& a, int begin, int end) {
 
 void quant_gemm(const GemmArgs& a, int begin, int end) {
   switch (a.linear->type) {
-    case Type::int8: return quant_gemm_of<Type::int8>(a, begin, end);
     case Type::q8_0: return quant_gemm_of<Type::q8_0>(a, begin, end);
     case Type::q4_0: return quant_gemm_of<Type::q4_0>(a, begin, end);
-    default: return quant_gemm_of<Type::q4_1>(a, begin, end);
+    case Type::q4_1: return quant_gemm_of<Type::q4_1>(a, begin, end);
+    case Type::q4_k: return quant_gemm_of<Type::q4_k>(a, begin, end);
+    default: return quant_gemm_of<Type::q6_k>(a, begin, end);
   }
 }

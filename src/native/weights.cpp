@@ -20,7 +20,7 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
     linear.outputs = outputs;
     linear.panels = count;
     if (linear.type == Type::f16) throw std::invalid_argument("float16 is read, but not stored");
-    if (linear.type == Type::int8 ? inputs > 1 << 17 : is_quantized(linear.type) && inputs % BLOCK)
+    if (is_quantized(linear.type) && inputs % unit_inputs(linear.type))
       throw std::invalid_argument(std::to_string(inputs) + " inputs do not go into blocks");
     return linear;
   };
@@ -94,7 +94,7 @@ void Weights::set(const std::string& name, int index, const void* data, Type typ
   const Place p = place(name, index);
   check_shape(name, rows, columns, p.outputs, p.inputs);
   const int panel = kernels.panel;
-  const int64_t row_bytes = is_quantized(type) ? panel_bytes(type, columns, 1) : columns * (type == Type::f32 ? 4 : 2);
+  const int64_t row_bytes = is_quantized(type) ? stored_bytes(type, columns) : columns * (type == Type::f32 ? 4 : 2);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = p.column + row;
     pack(*p.linear, panel, at / panel * p.stride + p.parity, at % panel,

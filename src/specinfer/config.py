@@ -22,9 +22,10 @@ class EngineConfig:
     tree: the topology of a draft's tree, as text ("3,2,1,1") or as a Topology.
     verifier: coupled, multi_step or without_replacement.
     dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32. In the native
-        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0 or Q4_1 as they are.
-    quantize: "int8" keeps the target's weights in 8 bits, a scale per output, and multiplies them by rows
-        quantised likewise; native forward only. The quantised model is the target: drafts don't change it.
+        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0, Q4_1, Q4_K or Q6_K as they are.
+    quantize: "int8" keeps the target's weights in 8 bits, a scale per 32 inputs (GGUF's Q8_0), and multiplies
+        them by rows quantised likewise; native forward only. The quantised model is the target: drafts don't
+        change it.
     device: a torch device; auto is cuda where there is one.
     max_num_seqs: requests that run at once. max_model_len: longest prompt and output together, in tokens;
         None is what the model was made for. max_step_tokens: prompt tokens computed per step.

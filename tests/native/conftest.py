@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,8 +59,26 @@ def torch_runner(path: Path) -> ModelRunner:
     return make_torch_runner(checkpoint, LinearFactory(torch.float32, CPU), pool, 512)
 
 
+def stored(values: np.ndarray, kind: str) -> np.ndarray:
+    """A matrix as GGUF stores it, uint8 [rows, bytes]; blocks at random of what the library does not make."""
+    if kind not in ("q4_k", "q6_k"):
+        return np.asarray(gguf.quantize(values, gguf.GGMLQuantizationType[kind.upper()]))
+    unit_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][1]
+    rng = np.random.default_rng(zlib.crc32(values.tobytes()))
+    raw = rng.integers(0, 256, (values.size // 256, unit_bytes), dtype=np.uint8)
+    scales = (values.std() * rng.uniform(0.5, 1.5, (len(raw), 1))).astype(np.float16)
+    if kind == "q4_k":  # so that values are about as large, and their mean is about zero
+        raw[:, :4] = (scales * np.array([1 / 150, 1 / 20], np.float16)).view(np.uint8)
+    else:
+        raw[:, -2:] = (scales / np.float16(1300)).view(np.uint8)
+    return raw.reshape(len(values), -1)
+
+
 def as_gguf(directory: Path, kind_of: Callable[[str], str]) -> Path:
-    """A tiny model's directory as a GGUF file beside it; kind_of: a matrix's name to its type in the file."""
+    """A tiny model's directory as a GGUF file beside it.
+
+    kind_of: a matrix's name to its type in the file, F32 where its rows are no whole blocks.
+    """
     config = json.loads((directory / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     path = directory.with_suffix(".gguf")
@@ -83,9 +102,14 @@ def as_gguf(directory: Path, kind_of: Callable[[str], str]) -> Path:
             if part in name:
                 halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
                 values = halves.swapaxes(1, 2).reshape(values.shape)
-        kind = gguf.GGMLQuantizationType[kind_of(name).upper() if values.ndim == 2 else "F32"]
-        stored = names.get_name(name, (".weight", ".bias"))
-        writer.add_tensor(stored, gguf.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        kind = kind_of(name) if values.ndim == 2 else "f32"
+        if values.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0]:
+            kind = "f32"
+        writer.add_tensor(
+            names.get_name(name, (".weight", ".bias")),
+            stored(np.ascontiguousarray(values), kind),
+            raw_dtype=gguf.GGMLQuantizationType[kind.upper()],
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,6 +134,7 @@ class Runners:
     quantized = staticmethod(quantized_runner)
     torch = staticmethod(torch_runner)
     as_gguf = staticmethod(as_gguf)
+    stored = staticmethod(stored)
     num_slots = NUM_SLOTS
 
 

@@ -20,20 +20,20 @@ static std::vector<float> uniform(int64_t n) {
 
 // Exactly as long as the tensor, so that a byte read behind it is found.
 static std::vector<char> tensor(Type type, int64_t rows, int64_t columns) {
-  if (type == Type::f32 || type == Type::bf16 || type == Type::int8) {
+  if (!is_quantized(type)) {
     const std::vector<float> values = uniform(rows * columns);
     const char* bytes = reinterpret_cast<const char*>(values.data());
     return {bytes, bytes + 4 * values.size()};
   }
-  const int64_t block = panel_bytes(type, BLOCK, 1);
-  std::vector<char> blocks(rows * columns / BLOCK * block);
-  for (char& byte : blocks) byte = char(rng());
-  for (size_t at = 0; at < blocks.size(); at += block)
-    for (int i = 0; i < (type == Type::q4_1 ? 2 : 1); ++i) {
-      const uint16_t small = uint16_t(0x2000 + rng() % 512);
-      std::memcpy(blocks.data() + at + 2 * i, &small, 2);
+  const int64_t unit = stored_bytes(type, unit_inputs(type));
+  std::vector<char> units(rows * stored_bytes(type, columns));
+  for (char& byte : units) byte = char(rng());
+  for (size_t at = type == Type::q6_k ? unit - 2 : 0; at < units.size(); at += unit)
+    for (int i = 0; i < unit_numbers(type); ++i) {
+      const uint16_t small = uint16_t((unit_inputs(type) == 32 ? 0x2000 : 0x0800) + rng() % 512);
+      std::memcpy(units.data() + at + 2 * i, &small, 2);
     }
-  return blocks;
+  return units;
 }
 
 static void check(bool ok, const char* what) {
@@ -46,7 +46,7 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
   Weights weights(s, std::vector<Type>(4 * s.layers + 1 + !s.tied, type), kernels);
   auto set = [&](const char* name, int layer, int64_t rows, int64_t columns) {
     const std::vector<char> data = tensor(type, rows, columns);
-    weights.set(name, layer, data.data(), type >= Type::q8_0 ? type : Type::f32, rows, columns);
+    weights.set(name, layer, data.data(), is_quantized(type) ? type : Type::f32, rows, columns);
   };
   auto norm = [&](const char* name, int layer) { weights.set_norm(name, layer, uniform(s.hidden).data(), s.hidden); };
   const int q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
@@ -118,10 +118,11 @@ int main() {
   if (__builtin_cpu_supports("avx2")) levels.push_back(&avx2_kernels());
 #endif
   for (const Kernels* kernels : levels)
-    for (Type type : {Type::f32, Type::bf16, Type::int8, Type::q8_0, Type::q4_0, Type::q4_1})
+    for (Type type : {Type::f32, Type::bf16, Type::q8_0, Type::q4_0, Type::q4_1, Type::q4_k, Type::q6_k})
       for (bool tied : {false, true}) {
-        run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied});
-        if (type <= Type::int8) run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied});
+        if (unit_inputs(type) == 32) run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied});
+        else run(*kernels, type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied});
+        if (!is_quantized(type)) run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied});
       }
   std::puts("ok");
   std::fflush(stdout);

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+
+CACHE_LINE = 64
 
 
 class KVPool:
@@ -27,8 +31,8 @@ class KVPool:
     ) -> None:
         total = num_slots + num_scratch + 1
         shape = (total, num_kv_heads, head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.k = [zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.v = [zeros(shape, dtype, device) for _ in range(num_layers)]
         self.num_slots = num_slots
         self.num_scratch = num_scratch
         self.null_slot = total - 1
@@ -43,6 +47,16 @@ class KVPool:
     def num_bytes(self) -> int:
         """Memory of all layers."""
         return sum(t.numel() * t.element_size() for t in (*self.k, *self.v))
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As torch's; but on a CPU, where those are written, memory is taken as slots are first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -1,8 +1,6 @@
 """GGUF files: metadata, the configuration in Hugging Face's words, and dequantised weights.
 
-The header is parsed here, with every read checked against the file's end: the `gguf` library's own
-reader takes seconds on a 49k-token vocabulary and does not notice a header that was cut short. Block
-sizes and dequantisation are that library's.
+Block sizes and dequantisation are the `gguf` library's; its reader of headers is not used (gguf_header.py).
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specinfer.errors import ModelError
+from specinfer.models.gguf_header import Header, Malformed
 from specinfer.models.weights import missing_tensor
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _FETCH_AGAIN = "the file is corrupt or was cut short: delete it and fetch it again"
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -57,49 +55,6 @@ class _Tensor(NamedTuple):
     num_bytes: int
 
 
-class _Malformed(Exception):
-    """The header does not parse; turned into a ModelError that names the file."""
-
-
-class _Header:
-    """Walks the header of a GGUF file. Little-endian, versions 2 and 3."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data = data
-        self.position = 0
-
-    def unpack(self, fmt: str) -> tuple[Any, ...]:
-        end = self.position + struct.calcsize("<" + fmt)
-        if end > len(self.data):
-            raise _Malformed(f"the header ends after {len(self.data)} bytes")
-        values = struct.unpack_from("<" + fmt, self.data, self.position)
-        self.position = end
-        return values
-
-    def string(self) -> str:
-        (length,) = self.unpack("Q")
-        end = self.position + length
-        if end > len(self.data):
-            raise _Malformed(f"the header ends after {len(self.data)} bytes")
-        raw = self.data[self.position : end]
-        self.position = end
-        return raw.decode("utf-8")
-
-    def value(self, kind: int, nested: bool = False) -> Any:
-        if kind in _SCALARS:
-            return self.unpack(_SCALARS[kind])[0]
-        if kind == _STRING:
-            return self.string()
-        if kind != _ARRAY or nested:
-            raise _Malformed(f"unknown value type {kind}")
-        item_kind, count = self.unpack("IQ")
-        if count > len(self.data):
-            raise _Malformed(f"an array claims {count} entries")
-        if item_kind in _SCALARS:
-            return list(self.unpack(f"{count}{_SCALARS[item_kind]}"))
-        return [self.value(item_kind, nested=True) for _ in range(count)]
-
-
 class GGUFFile:
     """One GGUF file: metadata, a Hugging Face configuration, and a WeightSource.
 
@@ -114,7 +69,7 @@ class GGUFFile:
         self.metadata: dict[str, Any] = {}
         try:
             self._parse()
-        except (_Malformed, UnicodeDecodeError, struct.error, OverflowError) as error:
+        except (Malformed, UnicodeDecodeError, struct.error, OverflowError) as error:
             raise ModelError(f"{self.path} is not a whole GGUF file: {error}", hint=_FETCH_AGAIN) from error
         if self.architecture not in SUPPORTED_ARCHITECTURES:
             raise ModelError(
@@ -157,8 +112,7 @@ class GGUFFile:
     def blocks(self, name: str) -> torch.Tensor:
         """A matrix as the file stores it, uint8 `[rows, bytes of a row]`, rows in the order of `get`'s."""
         tensor = self._tensors[self._stored_name(name)]
-        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
-        return self._in_order(name, torch.from_numpy(raw.reshape(tensor.shape[0], -1).copy()))
+        return self._in_order(name, torch.from_numpy(self._read(tensor).reshape(tensor.shape[0], -1)))
 
     def _stored_name(self, name: str) -> str:
         if name not in self._stored_as:
@@ -188,7 +142,7 @@ class GGUFFile:
             ) from error
 
     def _parse(self) -> None:
-        header = _Header(self._data)
+        header = Header(self._data)
         header.position = 4
         (version,) = header.unpack("I")
         if version not in (2, 3):
@@ -208,13 +162,13 @@ class GGUFFile:
             name = header.string()
             (num_dims,) = header.unpack("I")
             if num_dims > 4:
-                raise _Malformed(f"tensor {name!r} claims {num_dims} dimensions")
+                raise Malformed(f"tensor {name!r} claims {num_dims} dimensions")
             dims = header.unpack(f"{num_dims}Q")
             quant, offset = header.unpack("IQ")
             found.append((name, tuple(reversed(dims)), quant, offset))
         alignment = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise _Malformed(f"its alignment is {alignment}")
+            raise Malformed(f"its alignment is {alignment}")
         data_start = -(-header.position // alignment) * alignment
         for name, shape, quant, offset in found:
             self._tensors[name] = self._locate(name, shape, quant, data_start + offset)
@@ -226,10 +180,10 @@ class GGUFFile:
         except (ValueError, KeyError):
             raise self._unsupported(name, f"number {quant_id}") from None
         if not shape or 0 in shape or shape[-1] % block_len:
-            raise _Malformed(f"tensor {name!r} of shape {shape} is not made of whole {quant.name} blocks")
+            raise Malformed(f"tensor {name!r} of shape {shape} is not made of whole {quant.name} blocks")
         num_bytes = math.prod(shape) // block_len * block_bytes
         if offset + num_bytes > len(self._data):
-            raise _Malformed(
+            raise Malformed(
                 f"tensor {name!r} ends at byte {offset + num_bytes}, the file at {len(self._data)}"
             )
         return _Tensor(shape, quant, offset, num_bytes)
@@ -251,11 +205,16 @@ class GGUFFile:
 
     def _dequantize(self, stored_name: str) -> torch.Tensor:
         tensor = self._tensors[stored_name]
-        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
-        values = gguf.dequantize(raw.reshape(-1, _row_bytes(tensor)), tensor.quant)
-        if not values.flags.writeable:  # F32: a view of the file
-            values = values.copy()
+        values = gguf.dequantize(self._read(tensor).reshape(-1, _row_bytes(tensor)), tensor.quant)
         return torch.from_numpy(values.reshape(tensor.shape))
+
+    def _read(self, tensor: _Tensor) -> NDArray[np.uint8]:
+        """A copy of a tensor's bytes. The memory of the pages that it was read from is given back."""
+        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).copy()
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
+        return raw
 
     def _unpermute(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Rows of q or k from llama.cpp's order (rotary pairs adjacent) to Hugging Face's (halves).

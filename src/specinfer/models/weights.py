@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -114,13 +114,13 @@ class PrefixedWeights:
 class SafetensorsWeights:
     """The weights of a Hugging Face directory, `model.safetensors` or sharded by its index.
 
-    Files are memory-mapped: a tensor is read when it is asked for. Every file is opened at once, so
-    that a missing, corrupt or truncated one is found before any work is done (ModelError).
+    Files are memory-mapped, each time anew: a tensor is read when it is asked for, and what was read goes
+    with the tensor. Every file is opened once at first, so that a missing, corrupt or truncated one is
+    found before any work is done (ModelError).
     """
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        self._shards: dict[str, Any] = {}
         if (self.directory / SINGLE_FILE).is_file():
             names = self._open(SINGLE_FILE)
             self._file_of = dict.fromkeys(names, SINGLE_FILE)
@@ -142,7 +142,8 @@ class SafetensorsWeights:
             raise missing_tensor(name, self.directory)
         file = self._file_of[name]
         try:
-            tensor: torch.Tensor = self._shards[file].get_tensor(name)
+            with safe_open(self.directory / file, framework="pt", device="cpu") as shard:
+                tensor: torch.Tensor = shard.get_tensor(name)
         except (SafetensorError, RuntimeError, OSError) as error:
             raise ModelError(
                 f"cannot read tensor {name!r} of {self.directory / file}: {error}",
@@ -155,15 +156,13 @@ class SafetensorsWeights:
         """Opens one file, checks its header against its size, and returns its tensor names."""
         path = self.directory / file
         try:
-            shard = cast(Any, safe_open(path, framework="pt", device="cpu"))
-            names = [str(name) for name in shard.keys()]  # noqa: SIM118 - not a mapping
+            with safe_open(path, framework="pt", device="cpu") as shard:
+                return [str(name) for name in shard.keys()]  # noqa: SIM118 - not a mapping
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"{path} is not a whole safetensors file: {error}",
                 hint="the file is corrupt or was cut short: delete it and fetch it again",
             ) from error
-        self._shards[file] = shard
-        return names
 
     def _no_weights(self) -> ModelError:
         if not self.directory.is_dir():

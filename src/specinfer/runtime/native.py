@@ -1,6 +1,6 @@
 """NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
 
-Weights are packed once, in fp32, bf16, int8 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
+Weights are packed once, in fp32, bf16 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
 a row is quantised to meet quantised weights, and they multiply in integers. A row's bits depend on its own
 tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
 """
@@ -25,7 +25,7 @@ from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
 from specinfer.models.weights import find
 from specinfer.runtime.batch import Batch, Ints
-from specinfer.runtime.kept import BLOCK_TYPES, FUSED, LAYER_PARTS, Keep, linear_types, type_name
+from specinfer.runtime.kept import FUSED, LAYER_PARTS, Keep, linear_types, type_name
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
@@ -188,12 +188,12 @@ class NativeModel:
 
     def _load(self, checkpoint: Checkpoint, types: Sequence[str]) -> None:
         weights = checkpoint.weights
-        next_type = iter(types)
+        num_parts = len(FUSED) * self.config.num_layers
+        next_type, head_types = iter(types[:num_parts]), types[num_parts:]
 
         def linear(name: str, layer: int, source: str, kind: str, bias_source: str = "") -> None:
             weight = f"{source}.weight"
-            if kind in BLOCK_TYPES:
-                assert isinstance(weights, GGUFFile)
+            if isinstance(weights, GGUFFile) and weights.stored(weight)[0].lower() == kind:
                 w, shape = weights.blocks(weight), weights.stored(weight)[1]
             else:
                 w = weights.get(weight).contiguous()
@@ -214,6 +214,11 @@ class NativeModel:
             w = weights.get(f"{source}.weight").float().contiguous()
             self._native.set_norm(name, layer, w.data_ptr(), w.numel())
 
+        # The largest first: what they are read into is several times what is packed.
+        embedding = "model.embed_tokens"
+        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", head_types[0], "lm_head")
+        if not self.config.tie_embeddings:
+            linear("embedding", 0, embedding, head_types[1])
         for i in range(self.config.num_layers):
             for parts in FUSED:
                 kind = next(next_type)
@@ -223,10 +228,6 @@ class NativeModel:
             for name, part in NORMS.items():
                 norm(name, i, f"model.layers.{i}.{part}")
         norm("final_norm", 0, "model.norm")
-        embedding = "model.embed_tokens"
-        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", next(next_type), "lm_head")
-        if not self.config.tie_embeddings:
-            linear("embedding", 0, embedding, next(next_type))
         self._native.finish()
 
 
