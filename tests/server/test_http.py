@@ -160,6 +160,23 @@ def test_a_body_that_never_ends_is_given_up(guarded: Any) -> None:
     assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.3 s" in answer
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp"], ids=["nothing", "half a head"])
+def test_a_request_that_never_begins_is_given_up(guarded: Any, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.ready.port), 60) as connection:
+        connection.sendall(sent)
+        assert connection.recv(4096) == b""
+
+
+def test_a_second_request_that_never_begins_is_given_up(guarded: Any) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.ready.port), 60) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        received = b""
+        while not received.endswith(b"}"):
+            received += connection.recv(4096)
+        connection.sendall(b"GET /hea")
+        assert connection.recv(4096) == b""
+
+
 def test_cors(guarded: Any) -> None:
     preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
     answer = httpx.options(f"{guarded.url}/v1/completions", headers=preflight)

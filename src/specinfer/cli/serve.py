@@ -95,7 +95,7 @@ class ServerOptions:
         int, option("--max-body-bytes", help="Largest request body.", panel="Server")
     ] = 4 * 2**20
     read_timeout: Annotated[
-        float, option("--read-timeout", help="Seconds to send a body in.", panel="Server")
+        float, option("--read-timeout", help="Seconds to send a head in, and a body.", panel="Server")
     ] = 30.0
     request_timeout: Annotated[
         float, option("--request-timeout", help="Seconds that a request may take.", panel="Server")

@@ -15,7 +15,8 @@ class ServerConfig:
     host, port: where HTTP is served; port 0 takes a free one. grpc_port: the same for gRPC, None for none.
     api_keys: one of them must come as a bearer token; none leaves the server open.
     cors_origins: origins whose pages may call the server from a browser.
-    max_body_bytes: largest request body. read_timeout: seconds a client may take to send one.
+    max_body_bytes: largest request body. read_timeout: seconds a client may take to send one, and
+        before that the head of its request.
     request_timeout: seconds that a whole request may take.
     drain_timeout: seconds that running requests get to finish after SIGTERM.
     log_prompts: prompts may appear in the log.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
@@ -63,13 +64,18 @@ class GenerationBody(SamplingFields):
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs is not supported in a stream", hint="leave one of them out")
 
-    def sampling_params(self, **others: Any) -> SamplingParams:
+    def sampling_params(self, *, forced: dict[str, JsonValue] | None = None, **others: Any) -> SamplingParams:
+        """forced: the form that tool_choice asks for, as `structured_outputs`."""
         form = None if self.response_format is None else self.response_format.form()
-        if form is None:
-            return super().sampling_params(**others)
-        if self.structured_outputs is not None:
-            raise RequestError("response_format and structured_outputs exclude each other")
-        return super().sampling_params(structured_outputs=form, **others)
+        forms = {
+            "response_format": form,
+            "structured_outputs": self.structured_outputs,
+            "tool_choice": forced,
+        }
+        wanted = [name for name, value in forms.items() if value is not None]
+        if len(wanted) > 1:
+            raise RequestError(f"{' and '.join(wanted)} exclude each other")
+        return super().sampling_params(structured_outputs=forms[wanted[0]] if wanted else None, **others)
 
     @property
     def wants_usage(self) -> bool:
@@ -135,10 +141,11 @@ class Tool(Body):
 
 
 class CalledFunction(Body):
-    """arguments: JSON text."""
+    """arguments: JSON text. The last field is what the official client's helpers add to a call of ours."""
 
     name: str
     arguments: str
+    parsed_arguments: JsonValue = None
 
 
 class ToolCall(Body):
@@ -147,6 +154,18 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object: templates write the JSON themselves. Raises RequestError."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise RequestError("messages: the arguments of a tool call must be JSON text of an object")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
 
 
 class ChosenFunction(Body):
@@ -161,7 +180,8 @@ class ChosenTool(Body):
 
 
 class Message(Body):
-    """One turn of a conversation."""
+    """One turn of a conversation. The last fields are what the official client adds to an answer of ours;
+    they change nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -169,6 +189,10 @@ class Message(Body):
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    parsed: JsonValue = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates know it."""
@@ -186,7 +210,7 @@ class Message(Body):
             if getattr(self, name) is not None:
                 made[name] = getattr(self, name)
         if self.tool_calls:
-            made["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            made["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return made
 
 
@@ -205,10 +229,7 @@ class ChatBody(GenerationBody):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs goes with logprobs: true")
-        if self.tool_choice is not None and self.tool_choice not in ("none", "auto"):
-            raise RequestError("tool_choice can't force a call yet", hint="use auto or none")
-        if self.parallel_tool_calls is False and self.tools:
-            raise RequestError("parallel_tool_calls: false is not supported", hint="leave it out")
+        self.forced_functions()
 
     @property
     def num_logprobs(self) -> int | None:
@@ -220,6 +241,23 @@ class ChatBody(GenerationBody):
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
+    @property
+    def wants_one_call(self) -> bool:
+        """Whether an answer may hold one call at most."""
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
+
+    def forced_functions(self) -> list[dict[str, Any]]:
+        """Those of which one must be called; none where the model may choose. Raises RequestError."""
+        if self.tool_choice in (None, "none", "auto"):
+            return []
+        functions = [tool["function"] for tool in self.offered_tools()]
+        if isinstance(self.tool_choice, ChosenTool):
+            name = self.tool_choice.function.name
+            functions = [function for function in functions if function["name"] == name]
+        if not functions:
+            raise RequestError("tool_choice asks for a function that is not among tools")
+        return functions
 
 
 class TokenizeBody(Body):

@@ -15,6 +15,7 @@ import uvicorn
 from specinfer.engine.async_engine import AsyncEngine
 from specinfer.server.app import make_app
 from specinfer.server.config import ServerConfig
+from specinfer.server.punctual import punctual_protocol
 
 logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 5
@@ -87,6 +88,8 @@ async def serve(
         http = DrainingServer(
             uvicorn.Config(
                 make_app(engine, config),
+                http=punctual_protocol(config.read_timeout),
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",

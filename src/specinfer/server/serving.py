@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +27,7 @@ from specinfer.server.responses import (
     Usage,
 )
 from specinfer.server.schema import GenerationBody
+from specinfer.server.tool_calls import CallFormat, call_format
 
 logger = logging.getLogger(__name__)
 VERSION = version("specinfer")
@@ -43,6 +45,11 @@ class Serving:
         """Raise ApiError 404 for a model that is not the one served."""
         if name is not None and name != self.config.model_name:
             raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes tool calls; the first look takes milliseconds."""
+        return call_format(self.engine.tokenizer)
 
     def head(self, prefix: str) -> dict[str, Any]:
         """The fields that every chunk of one response shares."""
