@@ -1,6 +1,7 @@
 // How weights lie in panels of output columns, and how rows are quantised to meet them.
 //
 // f32: for each input, its columns side by side. bf16: likewise as 32-bit words, column j low and j + panel / 2 high.
+// bf16_pairs: for every 2 inputs, both of column 0, both of column 1, ...; a row is rounded to bf16, an odd one padded.
 // Quantised types go by blocks of inputs, each a header (for every column its scale, then for q4_1 its minimum:
 // fp32 in int8, else fp16 as in the file) and the integers:
 //   8 bits: for every 2 inputs, both of column 0, both of column 1, ...
@@ -22,6 +23,7 @@ struct RowBlock {
   int32_t padding;
 };
 
+constexpr bool converts_rows(Type t) { return t >= Type::bf16_pairs; }
 constexpr bool is_quantized(Type t) { return t >= Type::int8; }
 constexpr bool has_nibbles(Type t) { return t >= Type::q4_0; }
 
@@ -42,6 +44,7 @@ static inline int64_t block_bytes(Type t, int64_t inputs, int panel) {
 
 static inline int64_t panel_bytes(Type t, int64_t inputs, int panel) {
   if (is_quantized(t)) return num_blocks(t, inputs) * block_bytes(t, inputs, panel);
+  if (t == Type::bf16_pairs) inputs = round_up(inputs, 2);
   return inputs * panel * (t == Type::f32 ? 4 : 2);
 }
 
@@ -49,7 +52,9 @@ static inline int64_t row_block_bytes(Type t, int64_t inputs) {
   return int64_t(sizeof(RowBlock)) + block_inputs(t, inputs) * (has_nibbles(t) ? 1 : 2);
 }
 
-static inline int64_t quantized_row_bytes(Type t, int64_t inputs) {
+// Of a row that was converted, else 0.
+static inline int64_t converted_row_bytes(Type t, int64_t inputs) {
+  if (!is_quantized(t)) return converts_rows(t) ? 2 * round_up(inputs, 2) : 0;
   return num_blocks(t, inputs) * row_block_bytes(t, inputs);
 }
 

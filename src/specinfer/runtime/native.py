@@ -29,7 +29,7 @@ from specinfer.runtime.kept import BLOCK_TYPES, FUSED, LAYER_PARTS, Keep, linear
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
-LEVELS = ("avx2", "portable")
+LEVELS = ("avx512_bf16", "avx512", "avx2", "portable")
 NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
 NONE = np.zeros(0, np.int64)
 
