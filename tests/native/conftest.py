@@ -110,6 +110,7 @@ class Runners:
     quantized = staticmethod(quantized_runner)
     torch = staticmethod(torch_runner)
     as_gguf = staticmethod(as_gguf)
+    has_level = staticmethod(has_level)
     num_slots = NUM_SLOTS
 
 

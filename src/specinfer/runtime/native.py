@@ -1,9 +1,9 @@
 """NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
 
 Weights are packed once, in fp32, bf16, int8 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
-a row is quantised to meet quantised weights, and they multiply in integers, and that it is rounded to bf16 to meet
-bf16 weights at the level that multiplies those (avx512_bf16). A row's bits depend on its own
-tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
+a row is quantised to meet quantised weights, and they multiply in integers, and that level avx512_bf16 rounds
+it to bf16 to meet bf16 weights. A row's bits depend on its own tokens alone: not on the rows beside it, the
+number of threads or the shape of the batch (design.md 3).
 """
 
 from __future__ import annotations
