@@ -105,7 +105,7 @@ def assert_equal_logits() -> Callable[[Runner, PreTrainedModel], None]:
             return ours.run(Batch.of([WorkItem(span, tokens, np.arange(n))]))[0]
 
         def compare(got: torch.Tensor, want: torch.Tensor) -> None:
-            torch.testing.assert_close(got, want, atol=1e-5 * want.abs().max().item(), rtol=1e-4)
+            torch.testing.assert_close(got, want, atol=1e-5 * want.abs().max().item(), rtol=1e-5)
 
         compare(run(0, prompt, np.arange(-1, 89)), expected(prompt))
         one = rng.integers(0, VOCAB, 1)
