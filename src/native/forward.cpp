@@ -15,9 +15,7 @@ enum { BEGIN = PER_LAYER, FINAL_NORM, HEAD, END };
 constexpr int64_t ROW_CHUNK = 8;
 constexpr int64_t CHUNK_BYTES = 1 << 19;
 
-static int64_t quantized_bytes(const Linear& l) {
-  return is_quantized(l.type) ? quantized_row_bytes(l.type, l.inputs) : 0;
-}
+static int64_t row_bytes(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
 
 static void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
@@ -100,10 +98,10 @@ void Forward::plan(const Batch& batch, int threads) {
   grow(gated_, n * gated_stride_);
   scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
   grow(scratch_, scratch_size_ * threads);
-  int64_t quantized = quantized_bytes(w_.head) * b_.num_logits;
+  int64_t quantized = row_bytes(w_.head) * b_.num_logits;
   for (const Layer& l : w_.layers)
     for (const Linear* linear : {&l.qkv, &l.out, &l.gate_up, &l.down})
-      quantized = std::max(quantized, quantized_bytes(*linear) * n);
+      quantized = std::max(quantized, row_bytes(*linear) * n);
   if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
 
   // Enough pieces for the threads, large enough to share the keys they load.
@@ -128,8 +126,8 @@ GemmArgs Forward::gemm(int op, int index) {
   const Shape& s = w_.shape;
   auto args = [&](const Linear& linear, const std::vector<float>& x, int64_t x_stride, int rows, float* out,
                   int64_t out_stride, Store store) {
-    if (is_quantized(linear.type))
-      return GemmArgs{&linear, quantized_.data(), quantized_bytes(linear), rows, out, out_stride, int(out_stride), store};
+    if (converts_rows(linear.type))
+      return GemmArgs{&linear, quantized_.data(), row_bytes(linear), rows, out, out_stride, int(out_stride), store};
     return GemmArgs{&linear, x.data(), 4 * x_stride, rows, out, out_stride, int(out_stride), store};
   };
   if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.vocab, Store::plain);
@@ -155,8 +153,8 @@ int Forward::panels_per_chunk(const GemmArgs& args) const {
 }
 
 void Forward::quantize(const Linear& linear, const float* x, int64_t row) {
-  if (is_quantized(linear.type))
-    w_.kernels.quantize(x, linear.inputs, linear.type, quantized_.data() + row * quantized_bytes(linear));
+  if (converts_rows(linear.type))
+    w_.kernels.quantize(x, linear.inputs, linear.type, quantized_.data() + row * row_bytes(linear));
 }
 
 static bool is_gemm(int op) { return op == QKV || op == OUT || op == GATE_UP || op == DOWN || op == HEAD; }
@@ -174,8 +172,8 @@ int Forward::chunks(int phase) {
     return (args.linear->panels + per_chunk - 1) / per_chunk;
   }
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
-  if (op == QUANTIZE_ATTENDED && !is_quantized(w_.layers[layer].out.type)) return 0;
-  if (op == QUANTIZE_GATED && !is_quantized(w_.layers[layer].down.type)) return 0;
+  if (op == QUANTIZE_ATTENDED && !converts_rows(w_.layers[layer].out.type)) return 0;
+  if (op == QUANTIZE_GATED && !converts_rows(w_.layers[layer].down.type)) return 0;
   if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
     return 0;
   if (op == END && !b_.hidden_out) return 0;

@@ -4,8 +4,9 @@
 
 namespace specinfer {
 
-// f16 is read, but not stored. From q8_0 on, arithmetic is in integers, on rows that were quantised.
-enum class Type { f32, bf16, f16, q8_0, q4_0, q4_1, q4_k, q6_k };
+// f16 is read, but not stored. bf16_pairs is how bf16 lies where an instruction multiplies pairs of it: rows are rounded
+// to bf16 to meet it. From q8_0 on, arithmetic is in integers, on rows that were quantised.
+enum class Type { f32, bf16, f16, bf16_pairs, q8_0, q4_0, q4_1, q4_k, q6_k };
 
 // A packed linear layer: panels of `panel` output columns, as packing.h lays them out. Missing columns are zero.
 struct Linear {
@@ -25,7 +26,7 @@ enum class Store {
 
 struct GemmArgs {
   const Linear* linear;
-  const void* x;  // rows of x_stride bytes: fp32, or what `quantize` made of it for the type of the linear
+  const void* x;  // rows of x_stride bytes: fp32, or what `quantize` made of it where `converts_rows`
   int64_t x_stride;
   int rows;
   float* out;  // [rows, out_stride]
@@ -76,11 +77,14 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float* out, int n, int padded, float eps);
   void (*rotate)(float* x, int heads, int head_dim, const float* cos, const float* sin);
   void (*to_kv)(const float* x, void* out, int64_t n, Type type);
+  Type bf16 = Type::bf16;  // what bf16 weights are kept as
 };
 
 const Kernels& portable_kernels();
 #ifdef SPECINFER_X86
 const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
 #endif
 
 // The level that SPECINFER_CPU names, or the best that this CPU has. Throws std::invalid_argument.

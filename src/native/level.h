@@ -1,22 +1,8 @@
 // The body of a level: define LEVEL (its namespace and name), then include this once.
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#ifdef __FMA__
-#include <immintrin.h>
-#endif
-
-#include "kernels.h"
-#include "packing.h"
+#include "products.h"
 
 namespace specinfer {
 namespace LEVEL {
-
-#include "vec.h"
-
-#include "gemm.h"
-
-#include "quant_gemm.h"
 
 #include "attention.h"
 
@@ -40,15 +26,6 @@ void rotate(float* x, int heads, int head_dim, const float* cosine, const float*
       x[i] = a * cosine[i] + b * sine[i];
       x[i + half] = b * cosine[i + half] + a * sine[i + half];
     }
-}
-
-void gemm(const GemmArgs& a, int begin, int end) {
-  if (is_quantized(a.linear->type))
-    quant_gemm(a, begin, end);
-  else if (a.linear->type == Type::bf16)
-    gemm_of<true>(a, begin, end);
-  else
-    gemm_of<false>(a, begin, end);
 }
 
 void to_kv(const float* x, void* out, int64_t n, Type type) {

@@ -15,7 +15,8 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
   auto panels = [&](int n) { return (n + panel - 1) / panel; };
   auto make = [&, next = types.begin()](int outputs, int inputs, int count) mutable {
     Linear linear;
-    linear.type = *next++;
+    linear.type = *next == Type::bf16 ? k.bf16 : *next;
+    ++next;
     linear.inputs = inputs;
     linear.outputs = outputs;
     linear.panels = count;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 
 #include "forward.h"
 
@@ -113,10 +114,11 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
 }
 
 int main() {
-  std::vector<const Kernels*> levels{&portable_kernels()};
-#ifdef SPECINFER_X86
-  if (__builtin_cpu_supports("avx2")) levels.push_back(&avx2_kernels());
-#endif
+  std::vector<const Kernels*> levels;
+  for (const char* name : {"portable", "avx2", "avx512", "avx512_bf16"}) try {
+      levels.push_back(&choose_kernels(name));
+    } catch (const std::invalid_argument&) {  // not on this CPU
+    }
   for (const Kernels* kernels : levels)
     for (Type type : {Type::f32, Type::bf16, Type::q8_0, Type::q4_0, Type::q4_1, Type::q4_k, Type::q6_k})
       for (bool tied : {false, true}) {

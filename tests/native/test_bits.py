@@ -11,7 +11,7 @@ import torch
 
 from specinfer.attention import Span
 from specinfer.runtime import Batch, WorkItem
-from specinfer.runtime.native import NativeRunner
+from specinfer.runtime.native import LEVELS, NativeRunner
 
 F32, BF16 = torch.float32, torch.bfloat16
 SHAPES: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ class Alone:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("weights", "kv"), [(F32, F32), (BF16, BF16), (F32, BF16)])
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_nodes_equal_their_paths(
     shape: str,
     weights: torch.dtype,
@@ -87,7 +87,7 @@ def test_nodes_equal_their_paths(
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_quantized_nodes_equal_their_paths(kind: str, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
     path = write_model(
         tmp_path / "model", tokenizer=False, num_attention_heads=6, head_dim=16, hidden_size=64
@@ -133,7 +133,7 @@ def check_nodes(make: Callable[[int], NativeRunner]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"])
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_chunks_and_threads(kind: str, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
     """A prompt in chunks of every size, by 1 to 64 threads: the same logits and K/V."""
     sizes = (96, 160) if kind.startswith("q") else (72, 100)

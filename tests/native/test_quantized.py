@@ -18,7 +18,7 @@ from specinfer.errors import ConfigError, ModelError
 from specinfer.models.gguf import GGUFFile
 from specinfer.runtime import Batch, WorkItem
 from specinfer.runtime import native as native_module
-from specinfer.runtime.native import NativeRunner
+from specinfer.runtime.native import LEVELS, NativeRunner
 
 NONE = np.zeros(0, np.int64)
 KINDS = ["int8", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k"]
@@ -75,7 +75,7 @@ class Weights:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("vocab", "hidden"), [(300, 32), (33, 96), (16, 256), (1, 64)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_linear_equals_its_definition_to_the_bit(

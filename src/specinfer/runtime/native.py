@@ -1,8 +1,9 @@
 """NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
 
 Weights are packed once, in fp32, bf16 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
-a row is quantised to meet quantised weights, and they multiply in integers. A row's bits depend on its own
-tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
+a row is quantised to meet quantised weights, and they multiply in integers, and that level avx512_bf16 rounds
+it to bf16 to meet bf16 weights. A row's bits depend on its own tokens alone: not on the rows beside it, the
+number of threads or the shape of the batch (design.md 3).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from specinfer.runtime.kept import FUSED, LAYER_PARTS, Keep, linear_types, type_
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
-LEVELS = ("avx2", "portable")
+LEVELS = ("avx512_bf16", "avx512", "avx2", "portable")
 NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
 NONE = np.zeros(0, np.int64)
 
@@ -56,7 +57,7 @@ def wanted_level() -> str | None:
         try:
             module.level(name)
         except ValueError as error:
-            raise ConfigError(f"{VARIABLE}: {error}") from None
+            raise ConfigError(f"{VARIABLE}: {error}", hint="unset it for the best that there is") from None
     return name
 
 
