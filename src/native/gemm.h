@@ -56,6 +56,12 @@ static __attribute__((noinline)) void store_row(const GemmArgs& a, int panel, in
   } else if (gated && panel % 2) {
     lo = silu(load(out)) * lo;
     hi = silu(load(out + W)) * hi;
+  } else if (a.store == Store::relu) {
+    lo = max(splat(0.0f), lo);
+    hi = max(splat(0.0f), hi);
+  } else if (a.store == Store::gelu) {
+    lo = gelu(lo);
+    hi = gelu(hi);
   }
   store(out, lo);
   store(out + W, hi);

@@ -22,6 +22,8 @@ enum class Store {
   plain,     // out = y
   add,       // out = out + y
   gated,     // panels alternate between gate and up: out = silu(gate) * up, half as wide
+  relu,      // out = max(y, 0)
+  gelu,      // out = gelu(y), by its tanh formula
 };
 
 struct GemmArgs {
@@ -53,6 +55,7 @@ struct AttentionArgs {
   const void* keys;  // [slots, kv_heads, head_dim]
   const void* values;
   int heads, kv_heads, head_dim;
+  int64_t window;  // the last positions that a query sees, its own included
   float scale;
   const float* q;  // [rows, q_stride]
   int64_t q_stride;
@@ -75,6 +78,9 @@ struct Kernels {
   // Queries [begin, end) of one K/V head: query i is node i / group, head i % group of the group.
   void (*attention)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, float* scratch);
   void (*rms_norm)(const float* x, const float* weight, float* out, int n, int padded, float eps);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float* out, int n, int padded, float eps);
+  // RMSNorm of each of `heads` neighbours, in place.
+  void (*head_norm)(float* x, const float* weight, int heads, int head_dim, float eps);
   void (*rotate)(float* x, int heads, int head_dim, const float* cos, const float* sin);
   void (*to_kv)(const float* x, void* out, int64_t n, Type type);
   Type bf16 = Type::bf16;  // what bf16 weights are kept as

@@ -92,3 +92,9 @@ INLINE F exp(F x) {
 }
 
 INLINE F silu(F x) { return x / (splat(1.0f) + exp(-x)); }
+
+// By the tanh formula: x (1 + tanh(y)) / 2 = x / (1 + e^-2y).
+INLINE F gelu(F x) {
+  const F cubic = fma(x * x * x, splat(0.044715f), x);
+  return x / (splat(1.0f) + exp(cubic * splat(-1.5957691216f)));
+}

@@ -21,6 +21,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "group_3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_size": 72},
     "group_4": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "hidden_size": 40},
 }
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 33},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "head_dim": 24},
+    "opt": {"hidden_size": 48, "num_attention_heads": 3},
+    "gpt2": {"n_embd": 48, "n_head": 6, "n_inner": 70},
+}
 CONTEXTS = (0, 1, 63, 64, 70, 129)
 
 
@@ -84,6 +90,23 @@ def test_nodes_equal_their_paths(
 ) -> None:
     path = write_model(tmp_path, tokenizer=False, **SHAPES[shape])
     check_nodes(lambda threads: runners.native(path, weights, kv, level, num_threads=threads))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("level", "kv", "keep"), [("avx2", F32, "dtype"), ("portable", BF16, "int8")], ids=["avx2", "portable"]
+)
+def test_nodes_of_every_family(
+    level: str,
+    kv: torch.dtype,
+    keep: str,
+    family: str,
+    tmp_path,  # noqa: ANN001
+    write_family,  # noqa: ANN001
+    runners,  # noqa: ANN001
+) -> None:
+    path, _ = write_family(tmp_path, family, **FAMILIES[family])
+    check_nodes(lambda threads: runners.native(path, F32, kv, level, threads, keep))
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])

@@ -72,6 +72,23 @@ def test_equals_torch(name: str, level: str, tmp_path: Path, write_model, runner
         torch.testing.assert_close(a, b, atol=1e-5 * b.abs().max().item(), rtol=1e-5)
 
 
+def test_a_head_on_a_subset(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
+    """A draft that reads all of the target's tokens and says some of them."""
+    path = write_model(tmp_path, scale=1.0, tokenizer=False)
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"] = weights["lm_head.weight"][:37].clone()
+    save_file(weights, file)
+    save_file({"d2t": torch.arange(0, 74, 2)}, path / "draft_vocab.safetensors")
+    batch = Batch.of([prompt_item(40, np.arange(300), np.arange(30, 40))])
+    runner = runners.native(path)
+    logits, expected = runner.run(batch)[0], runners.torch(path).run(batch)[0]
+    assert logits.shape == (10, 37)
+    torch.testing.assert_close(logits, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+    hidden = runner.run(batch, capture_layers=[1])[1][1]
+    assert torch.equal(runner.model.head(hidden[30:]), logits)
+
+
 def test_bf16_weights_are_near(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
     path = write_model(tmp_path, scale=1.0, tokenizer=False)
     ours = runners.native(path, torch.bfloat16, torch.bfloat16)
@@ -92,7 +109,7 @@ def test_ranges_of_layers_add_up(tiny_model: Path, runners) -> None:  # noqa: AN
     runner = runners.native(tiny_model)
     batch = Batch.of([prompt_item(5, np.arange(300), np.array([4]))])
     logits, captured = runner.run(batch, capture_layers={0, 1})
-    hidden = runner.model.embed(torch.from_numpy(batch.token_ids))
+    hidden = runner.model.embed(batch)
     first, none = runner.run_layers(batch, hidden, range(1))
     second, rows = runner.run_layers(batch, first, range(1, 2), capture_layers={0, 1})
     assert not none and set(rows) == {1} and torch.equal(rows[1], second)
