@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from typer import Option
 
 from specinfer.cli.console import note
-from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
+from specinfer.config import AUTO_TREE, DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.errors import ConfigError, RequestError
 from specinfer.sampling_params import SamplingParams
 from specinfer.tree import parse_topology
@@ -58,7 +58,12 @@ class EngineOptions:
         ),
     ] = None
     tree: Annotated[
-        str, option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
+        str,
+        option(
+            "--tree",
+            help="Widths of the token tree by depth, as in 3,2,1,1; auto: by measured cost, down to none.",
+            panel="Model",
+        ),
     ] = DEFAULT_TREE
     verifier: Annotated[
         str,
@@ -87,7 +92,8 @@ class EngineOptions:
         """Raise ConfigError for what is wrong without a look at any model."""
         if self.draft and NO_DRAFT in self.draft and len(self.draft) > 1:
             raise ConfigError("--draft none goes with no other draft", hint="leave one of them out")
-        parse_topology(self.tree)
+        if self.tree != AUTO_TREE:
+            parse_topology(self.tree)
         EngineConfig(model=self.model, max_model_len=self.max_model_len, kv_memory=self.kv_memory)
 
     def drafts(self) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ import torch
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.cache.pool import bytes_per_slot
-from specinfer.config import EngineConfig
+from specinfer.config import AUTO_TREE, EngineConfig
 from specinfer.draft.drafter import Drafter
 from specinfer.draft.ensemble import EnsembleDrafter
 from specinfer.draft.history import OwnHistories, SharedHistories
 from specinfer.draft.model import ModelDrafter
 from specinfer.draft.ngram import NgramDrafter
 from specinfer.draft.pairing import pair
+from specinfer.draft.planner import Planner
 from specinfer.engine.engine import Engine
 from specinfer.engine.parts import Parts
 from specinfer.engine.scheduler import Scheduler
@@ -147,6 +148,7 @@ def build_engine(config: EngineConfig) -> Engine:
         verifier=verifier,
         drafter=drafter,
         topology=topology,
+        planner=topology if isinstance(topology, Planner) else None,
         max_tree_nodes=max_tree_nodes,
         max_model_len=max_model_len,
         max_forced_tokens=MAX_FORCED_TOKENS,
@@ -158,7 +160,9 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 def resolve_topology(tree: object) -> Topology:
-    """Widths as text, or a Topology as it is. Raises ConfigError."""
+    """Widths as text, "auto" for a Planner, or a Topology as it is. Raises ConfigError."""
+    if tree == AUTO_TREE:
+        return Planner()
     if isinstance(tree, str):
         return parse_topology(tree)
     if not callable(getattr(tree, "expand", None)) or not isinstance(getattr(tree, "max_depth", None), int):
