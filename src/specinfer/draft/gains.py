@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specinfer.tree import TokenTree
 
-MEMORY = 0.99
+MEMORY = 0.995
 """What is left of an observation's weight after another step."""
 PRIOR_WEIGHT = 2.0
 FIRST, NEXT = 0.5, 0.3

@@ -19,7 +19,7 @@ MAX_WIDTH = 4
 LEAST = 0.02
 """Children less likely than this are not thought of."""
 RATE_MEMORY = 0.95
-FADE = 0.995
+FADE = 0.998
 """What is left of a drafter's cost after another step without it, which gives it another chance."""
 
 
@@ -72,7 +72,8 @@ class Planner:
         own = self._own_seconds(drafter, level)
         value = -rate * own
         best, taken = 0.0, 0
-        children = self._children(drafter, level)
+        room = (self.num_nodes - 1) * step.num_roots - step.num_nodes
+        children = self._children(drafter, level, room)
         for i, (chance, _) in enumerate(children):
             value += chance
             net = value - rate * (self._target.at(num_rows + i + 1) - before)
@@ -114,7 +115,7 @@ class Planner:
             spent = RATE_MEMORY * spent + step.draft_seconds + self._target.at(num_rows)
             self._rates[step.num_roots] = tokens, spent
 
-    def _children(self, drafter: int, level: Level) -> list[tuple[float, int]]:
+    def _children(self, drafter: int, level: Level, room: int) -> list[tuple[float, int]]:
         """(chance, parent in the frontier) of every child that could be made, the likeliest first."""
         children = []
         for parent, likelihood in enumerate(level.scores.tolist()):
@@ -125,7 +126,7 @@ class Planner:
                 if chance < LEAST:
                     break
                 children.append((chance, parent))
-        return sorted(children, key=lambda child: -child[0])[: self.num_nodes - 1]
+        return sorted(children, key=lambda child: -child[0])[:room]
 
     def _rate(self, num_roots: int) -> float:
         """Tokens a second that so many requests get; before they got any, what plain steps would give."""
