@@ -73,6 +73,21 @@ def test_no_prompt_at_a_terminal(specinfer, at_terminal):
     specinfer("generate", stdin=at_terminal("")).assert_error(2, "no prompt", "hint")
 
 
+def test_ctrl_c_during_the_imports():
+    code = """
+import sys
+from specinfer.__main__ import main
+class CtrlC:
+    def find_spec(self, name, *others):
+        if name == "numpy":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+sys.exit(main())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"interrupted\n")
+
+
 def test_importing_the_command_line_is_light_and_python_m_runs_it():
     heavy = "[m for m in ('torch', 'transformers') if m in sys.modules]"
     code = f"import sys, specinfer.cli.app; heavy = {heavy}; sys.exit(f'{{heavy}} imported' if heavy else 0)"

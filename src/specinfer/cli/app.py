@@ -60,7 +60,8 @@ def specinfer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line. Returns the exit code: 0, 1 failure, 2 usage, 130 Ctrl-C."""
+    """Run a command line, that of the process unless given. Returns the exit code: 0, 1 failure, 2 usage,
+    130 Ctrl-C."""
     with log_to_stderr():
         code = run(sys.argv[1:] if arguments is None else list(arguments))
     return code if flush() else code or FAILURE
