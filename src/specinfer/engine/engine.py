@@ -136,12 +136,12 @@ class Engine:
         bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
         if bad is not None:
             raise RequestError(f"prompt token {bad} is outside the vocabulary of {self.vocab_size}")
-        limit = self.parts.max_model_len
-        if len(prompt) + params.max_tokens > limit:
+        room = self.parts.max_model_len - len(prompt)
+        if params.max_tokens > room:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}: "
-                f"together more than the context of {limit}",
-                hint=f"shorten the prompt or set max_tokens to at most {max(0, limit - len(prompt))}",
+                f"together more than the context of {self.parts.max_model_len}",
+                hint="shorten the prompt" + (f" or set max_tokens to at most {room}" if room > 0 else ""),
             )
         if len(prompt) + params.max_tokens > self.allocator.num_slots:
             raise RequestError(
