@@ -12,12 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specinfer.cli.console import err, print_json
 from specinfer.cli.options import EngineOptions, OutputOptions
-from specinfer.cli.records import acceptance_length, completion_record, count
+from specinfer.cli.records import completion_record, count
 from specinfer.cli.results import ResultFile
 from specinfer.cli.rows import InputRow, read_rows
 from specinfer.errors import ConfigError, RequestError
 from specinfer.interrupt import Interrupted, catch_interrupt
-from specinfer.outputs import CompletionOutput
+from specinfer.outputs import CompletionOutput, acceptance_length
 from specinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

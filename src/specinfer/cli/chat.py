@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from specinfer.cli.console import note, out, print_json, write_text
 from specinfer.cli.options import EngineOptions, OutputOptions, SamplingOptions, takes_options
-from specinfer.cli.records import acceptance_length, completion_record, count, stats_line, tokens_per_second
+from specinfer.cli.records import completion_record, count, stats_line, tokens_per_second
 from specinfer.cli.stream import stream_to
 from specinfer.errors import RequestError
-from specinfer.outputs import CompletionOutput
+from specinfer.outputs import CompletionOutput, acceptance_length
 from specinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typer import Exit
 
 from specinfer.cli.console import QUIET_STYLE, err, out, print_json, write_text
 from specinfer.cli.options import EngineOptions, OutputOptions, SamplingOptions, takes_options
-from specinfer.cli.records import acceptance_length, completion_record, tokens_per_second
+from specinfer.cli.records import completion_record, tokens_per_second
 from specinfer.cli.stream import stream_to
 from specinfer.errors import ConfigError
 from specinfer.interrupt import Interrupted
-from specinfer.outputs import CompletionOutput, GenerationStats
+from specinfer.outputs import CompletionOutput, GenerationStats, acceptance_length
 from specinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
