@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from specinfer.errors import ConfigError
+from specinfer.errors import ConfigError, check_names
 
 DType = Literal["auto", "bfloat16", "float32"]
 Quantize = Literal["int8"]
@@ -46,6 +46,10 @@ class EngineConfig:
     max_step_tokens: int = 256
     kv_memory: int | None = None
     prefix_cache: bool = True
+
+    def __new__(cls, **given: object) -> Self:
+        check_names(given, cls, ConfigError)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:

@@ -55,7 +55,12 @@ def chat(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
 def read_line(is_interactive: bool) -> str | None:
     """The next line; None at the end of the input. Ctrl-C while typing drops the line."""
     if not is_interactive:
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError:
+            raise RequestError(
+                "what comes from stdin is not UTF-8", hint="convert it, for example with iconv"
+            ) from None
         return line.removesuffix("\n") if line else None
     import readline  # noqa: F401 - input() then has editing and a history
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 NO_DRAFT = "none"
+NOT_MODELS = (NO_DRAFT, "default", "ngram")
+"""What --draft may name beside models."""
 FORMS = {"json_schema": "json", "regex": "regex"}
 """Options that give a field of `structured_outputs`."""
 
@@ -84,11 +86,16 @@ class EngineOptions:
     ] = None
 
     def check(self) -> None:
-        """Raise ConfigError for what is wrong without a look at any model."""
+        """Raise ConfigError or ModelError for what is wrong without a look into any model."""
         if self.draft and NO_DRAFT in self.draft and len(self.draft) > 1:
             raise ConfigError("--draft none goes with no other draft", hint="leave one of them out")
         parse_topology(self.tree)
         EngineConfig(model=self.model, max_model_len=self.max_model_len, kv_memory=self.kv_memory)
+        from specinfer.models.catalog import BUILT_IN, path_on_disk
+
+        for name in (self.model, *(self.draft or ())):
+            if name not in BUILT_IN and name not in NOT_MODELS:
+                path_on_disk(name)
 
     def drafts(self) -> tuple[str, ...]:
         """The drafts meant: with none named, those that ship for the model, merged with prompt lookup."""
