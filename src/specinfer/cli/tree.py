@@ -44,12 +44,12 @@ def tree(
     if steps < 1:
         raise ConfigError(f"--steps must be a positive integer, got {steps}")
     text = read_prompt(prompt)
-    llm = engine.load(max_num_seqs=1)
-    if llm.engine.parts.drafter is None:
+    llm = engine.load(1)
+    if not engine.drafts():
         output.note("no draft, so no guesses: name one with --draft, for example --draft ngram")
     prompt_token_ids = llm.tokenizer.encode(text)
     if sampling.max_tokens is None:  # as far as the context reaches, so that it does not clip the tree
-        room = llm.engine.parts.max_model_len - len(prompt_token_ids)
+        room = llm.engine.max_model_len - len(prompt_token_ids)
         params = sampling.params(max_tokens=max(1, room))
     emission = run_to(llm, prompt_token_ids, params, steps)
     if output.as_json:
@@ -83,12 +83,8 @@ def run_to(llm: LLM, prompt_token_ids: list[int], params: SamplingParams, num_st
 
 def accepted_nodes(emission: Emission) -> list[int]:
     """The accepted path, the root left out."""
-    path = [0]
-    for token in emission.token_ids[: emission.num_accepted]:
-        child = emission.proposal.tree.child(path[-1], token)
-        assert child is not None, "an accepted token is not in the tree"
-        path.append(child)
-    return path[1:]
+    accepted = emission.token_ids[: emission.num_accepted]
+    return list(emission.proposal.tree.paths[emission.proposal.tree.places[accepted]])
 
 
 def next_token(emission: Emission) -> int | None:
