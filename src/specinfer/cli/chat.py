@@ -32,7 +32,7 @@ def chat(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
     output.start()
     engine.check()
     params = sampling.params(max_tokens=MAX_TOKENS)
-    llm = engine.load(max_num_seqs=1)
+    llm = engine.load(1)
     llm.tokenizer.apply_chat_template([{"role": "user", "content": "?"}])  # or there is nothing to talk to
     conversation = Conversation(llm, params, output)
     is_interactive = sys.stdin.isatty()
@@ -99,10 +99,10 @@ class Conversation:
         except RequestError as error:  # this line's fault, not the conversation's
             note(f"error: {error.message}")
             return
-        room = self._llm.engine.parts.max_model_len - len(prompt)
+        room = self._llm.engine.max_model_len - len(prompt)
         if room < 1:
             note(
-                f"the context of {self._llm.engine.parts.max_model_len} tokens is full "
+                f"the context of {self._llm.engine.max_model_len} tokens is full "
                 f"({len(prompt)} with this line); /reset starts a new conversation"
             )
             return
@@ -136,7 +136,7 @@ class Conversation:
                 count(sum(s.num_output_tokens for s in stats), "token"),
                 "-" if speed is None else f"{speed:.1f} tokens/s",
                 f"acceptance length {acceptance_length(stats):.2f}",
-                f"{self._num_tokens} of {self._llm.engine.parts.max_model_len} tokens of the context used",
+                f"{self._num_tokens} of {self._llm.engine.max_model_len} tokens of the context used",
             ]
         )
 

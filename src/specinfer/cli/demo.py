@@ -61,8 +61,8 @@ def demo(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
             "the demo compares with and without a draft, and none is named",
             hint="add --draft ngram, for example",
         )
-    plain = engine.load(drafts=(), max_num_seqs=1)
-    speculative = engine.load(drafts=drafts, max_num_seqs=1)
+    plain = engine.load(1, is_plain=True)
+    speculative = engine.load(1)
     warm_up = SamplingParams(temperature=0, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
     for llm in (plain, speculative):
         stream_to(None, llm, prompt_ids(llm, "Hello"), warm_up)

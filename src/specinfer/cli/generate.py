@@ -89,7 +89,7 @@ def one(
     engine: EngineOptions, params: SamplingParams, output: OutputOptions, prompt: str, max_num_seqs: int
 ) -> None:
     """Generate for one prompt and print."""
-    llm = engine.load(max_num_seqs=min(params.n, max_num_seqs))
+    llm = engine.load(min(params.n, max_num_seqs))
     prompt_token_ids = llm.tokenizer.encode(prompt)
     console = out()
     outputs: list[CompletionOutput]
