@@ -126,10 +126,8 @@ class PrefixCache:
         while num_slots > 0 and self._leaves:
             last_use, _, leaf = heapq.heappop(self._leaves)
             leaf.is_listed = False
-            if leaf.last_use != last_use:
+            if leaf.last_use != last_use or not leaf.is_idle_leaf:
                 self._list(leaf)
-                continue
-            if not leaf.is_idle_leaf:
                 continue
             assert leaf.parent is not None
             # The tail of an edge goes first: what is left is still a prefix.
