@@ -152,9 +152,10 @@ def test_a_draft_vocabulary_of_another_target(write_model: Any, other_draft: Pat
 
 
 class Widening:
-    """A topology of a user's own: one child, then two, more below likely paths; nothing about its size."""
+    """A topology of a user's own: one child, then two, more below likely paths."""
 
     max_depth = 3
+    num_nodes = 1 + 1 + 2 + 6
 
     def __init__(self) -> None:
         self.levels: list[Level] = []

@@ -63,13 +63,6 @@ def tokens_per_second(stats: Iterable[GenerationStats]) -> float | None:
     return num_tokens / seconds if seconds > 0 else None
 
 
-def acceptance_length(stats: Iterable[GenerationStats]) -> float:
-    """Tokens per step over several completions, the bonus token included; 0 without a step."""
-    many = list(stats)
-    num_steps = sum(s.num_steps for s in many)
-    return 1 + sum(s.num_accepted_tokens for s in many) / num_steps if num_steps else 0.0
-
-
 def count(number: int, noun: str) -> str:
     """ "1 row", "2 rows"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

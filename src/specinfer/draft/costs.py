@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 STEP = 0.04
-"""How far one measurement moves an estimate: estimates settle at medians, which other work on the machine hardly
-moves."""
+"""How far one measurement moves an estimate: estimates settle at medians, which other work on the machine
+hardly moves."""
 NUM_FIRST = 7
 """So many measurements are kept, and their median is the estimate."""
 UNSEEN = 0.25
@@ -19,8 +19,8 @@ class Costs:
     """Seconds by number of rows: interpolated between the numbers that were seen, never falling.
 
     Where a machine or a context grows slower it does so for every number of rows: a measurement moves the
-    others by half as much as its own, so that the ones that are not tried any more stay comparable. Fewer rows
-    than were seen are taken to cost as much less, so that they are tried.
+    others by half as much as its own, so that the ones that are not tried any more stay comparable. Fewer
+    rows than were seen are taken to cost as much less, so that they are tried.
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,8 @@ FADE = 0.998
 
 @dataclass
 class _Step:
-    """A step while its trees are made. draft_seconds: expected. level: (drafter, depth, rows, since when) of what
-    is being made."""
+    """A step while its trees are made. draft_seconds: expected. level: (drafter, depth, rows, since when) of
+    what is being made."""
 
     num_roots: int
     start: float
@@ -40,10 +40,13 @@ class Planner:
     """A Topology. A depth is drafted, and a child made, where what it adds is worth what it costs.
 
     With r tokens a second, a plan is better than what r comes from exactly if it has more tokens to expect
-    than r times its seconds (Dinkelbach, Management Science 13, 1967): so children are taken by falling
-    chance of acceptance as long as that exceeds r times the seconds that one more row takes of the target, and
-    only if together they pay for the drafter's own forward. Costs are those of earlier steps: of the target
-    by its rows, of a drafter from one call of `expand` to its next.
+    than r times its seconds (Dinkelbach, Management Science 13, 1967). So children are taken by falling
+    chance of acceptance as long as that exceeds r times the seconds that one more row adds to a step, and
+    only if together they pay for the drafter's own forward. Costs are those of earlier steps: of all that is
+    not drafting by the target's rows, of a drafter from one call of `expand` to its next.
+
+    What it decides depends on time. Under `coupled` no token does; the other verifiers then keep the
+    distribution, but a seed does not bring the same tokens back.
     """
 
     max_depth = 8

@@ -149,7 +149,7 @@ class AsyncEngine:
     @property
     def max_total_tokens(self) -> int:
         """Most tokens of prompt and output together."""
-        return min(self._engine.parts.max_model_len, self._engine.allocator.num_slots)
+        return min(self._engine.max_model_len, self._engine.allocator.num_slots)
 
     @property
     def failure(self) -> str | None:
@@ -297,7 +297,7 @@ class AsyncEngine:
     def _add(self, generation: Generation) -> None:
         for index, request in enumerate(generation.requests):
             self._subscriptions[request] = Subscription(generation, index)
-            self._engine.parts.scheduler.add(request)
+            self._engine.queue(request)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         events = []

@@ -19,7 +19,8 @@ from specinfer.verify import Verifier
 class Parts:
     """What a step works with.
 
-    planner: the topology, where it is one that learns. max_tree_nodes: of the trees that are drafted. max_forced_tokens: more nodes, for what a grammar forces.
+    planner: the topology, where it is one that learns from steps. max_tree_nodes: of the trees that are
+    drafted. max_forced_tokens: more nodes, for what a grammar forces.
     """
 
     scheduler: Scheduler

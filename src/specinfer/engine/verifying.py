@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specinfer.draft.drafter import Proposal
 from specinfer.engine.parts import Parts
@@ -41,7 +42,9 @@ def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: to
     return verdicts
 
 
-def make_evidence(parts: Parts, logits: torch.Tensor, rows: Sequence[Row]) -> Any:
+def make_evidence(
+    parts: Parts, logits: torch.Tensor, rows: Sequence[Row]
+) -> NDArray[np.float64] | NDArray[np.int64] | Choices:
     """What the verifier judges by, [num rows]: the target's probabilities or its choices.
 
     Off the CPU every choice is made at once, so that only ids cross to the host.

@@ -8,11 +8,9 @@ number of threads or the shape of the batch (design.md 3).
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ import torch
 from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.errors import ConfigError, ModelError
+from specinfer.extension import extension
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
@@ -34,14 +33,6 @@ VARIABLE = "SPECINFER_CPU"
 LEVELS = ("avx512_bf16", "avx512", "avx2", "portable")
 NONE = np.zeros(0, np.int64)
 NO_LAYER = -1
-
-
-def extension() -> ModuleType | None:
-    """`specinfer._cpu`, None where it was not built."""
-    try:
-        return importlib.import_module("specinfer._cpu")
-    except ImportError:
-        return None
 
 
 def wanted_level() -> str | None:

@@ -142,7 +142,12 @@ class TokenTree:
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Tokens from the root's child down to `node`."""
-        return tuple(int(self.token_ids[i]) for i in self.paths[node])
+        return tuple(self.token_ids[list(self.paths[node])].tolist())
+
+    @cached_property
+    def places(self) -> dict[tuple[int, ...], int]:
+        """`path_tokens` of a node -> the node."""
+        return {self.path_tokens(node): node for node in range(self.num_nodes)}
 
     def child(self, node: int, token_id: int) -> int | None:
         """The child of `node` that holds `token_id`."""
