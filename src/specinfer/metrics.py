@@ -13,8 +13,8 @@ from specinfer.service import Service
 
 
 class StepTimer:
-    """Seconds spent per phase (draft, target, verify), over all steps and in the last one; the rest is what is
-    left of `total`."""
+    """Seconds spent per phase (draft, target, verify), over all steps and in the last one; the rest is
+    what is left of `total`."""
 
     PHASES = ("draft", "target", "verify")
 

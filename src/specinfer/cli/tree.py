@@ -39,8 +39,8 @@ def tree(
 ) -> None:
     """Show the token tree of one step: each guess with its score, the accepted path, the target's next token.
 
-    A score is the draft's estimate that the target takes this token once it has taken those above it. The tree
-    is <3,2,1,1> unless --tree names another.
+    A score is the draft's estimate that the target takes this token once it has taken those above it.
+    The tree is <3,2,1,1> unless --tree names another.
     """
     output.start()
     if engine.tree == AUTO_TREE:  # which needs more than one step to know what it wants
