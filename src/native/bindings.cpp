@@ -153,6 +153,14 @@ NB_MODULE(_cpu, m) {
   m.def("choose", [](uintptr_t logits, int64_t n, float divisor, uint64_t seed, uint32_t sample_index, uint32_t position) {
     return choose(at<float>(logits), n, divisor, {seed, sample_index, position});
   });
+  m.def("pick", [](uintptr_t x, int64_t n, int count) {
+    std::vector<int64_t> columns(static_cast<size_t>(count));
+    std::vector<double> shares(static_cast<size_t>(count));
+    const int found = pick(at<float>(x), n, count, columns.data(), shares.data());
+    columns.resize(static_cast<size_t>(found));
+    shares.resize(static_cast<size_t>(found));
+    return std::make_pair(columns, shares);
+  });
   m.def("nucleus", [](uintptr_t x, int64_t n, double share) {
     const Nucleus found = nucleus(at<float>(x), n, share);
     return std::make_pair(found.bound, found.size);
