@@ -263,6 +263,16 @@ def _sentencepiece() -> Tokenizer:
     return backend
 
 
+def _wordpiece() -> Tokenizer:
+    chars = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = ["[UNK]", *chars, *(f"##{c}" for c in chars), *".,", "the", "an", "12", "##nd"]
+    backend = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.add_special_tokens(["[UNK]"])
+    return backend
+
+
 def _save_tokenizer(backend: Tokenizer, directory: Path, **named: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     backend.save(str(directory / "tokenizer.json"))
@@ -281,6 +291,12 @@ def byte_level() -> ByteLevel:
 def sentencepiece() -> Tokenizer:
     """What Llama 2 has: BOS, bytes to fall back on, words with their space."""
     return _sentencepiece()
+
+
+@pytest.fixture(scope="session")
+def wordpiece() -> Tokenizer:
+    """What BERT has: words and their parts, no spaces."""
+    return _wordpiece()
 
 
 @pytest.fixture(scope="session")

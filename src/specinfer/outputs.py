@@ -31,6 +31,8 @@ class GenerationStats:
     accepted_per_depth: [i] is how often a path reached depth i + 1.
     drafted_per_depth: [i] is how often a tree had a node at depth i + 1.
     num_cached_tokens: prompt tokens found in the prefix cache.
+    num_near_ties: choices that led by no more than rounding, where a model's rows don't keep their bits
+        (docs/models.md); else 0.
     ttft: seconds from arrival to the first token.
     tpot: seconds per output token after the first; None with fewer than two tokens.
     """
@@ -42,6 +44,7 @@ class GenerationStats:
     accepted_per_depth: tuple[int, ...]
     drafted_per_depth: tuple[int, ...]
     num_cached_tokens: int
+    num_near_ties: int
     ttft: float | None
     tpot: float | None
 

@@ -48,6 +48,8 @@ def stats_line(output: CompletionOutput) -> str:
     speed = tokens_per_second([stats])
     if speed is not None:
         parts.append(f"{speed:.1f} tokens/s")
+    if stats.num_near_ties:
+        parts.append(count(stats.num_near_ties, "near-tie"))
     if stats.ttft is not None:
         parts.append(f"first token after {stats.ttft:.2f} s")
     return ", ".join([*parts, f"seed {output.seed}"])

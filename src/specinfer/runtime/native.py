@@ -244,6 +244,8 @@ class NativeModel:
 class NativeRunner:
     """A ModelRunner whose forward is one native call."""
 
+    keeps_bits = True
+
     def __init__(
         self,
         checkpoint: Checkpoint,

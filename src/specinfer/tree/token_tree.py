@@ -142,7 +142,7 @@ class TokenTree:
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Tokens from the root's child down to `node`."""
-        return tuple(self.token_ids[list(self.paths[node])].tolist())
+        return tuple(int(self.token_ids[i]) for i in self.paths[node])
 
     @cached_property
     def places(self) -> dict[tuple[int, ...], int]:
