@@ -85,7 +85,7 @@ def specinfer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def tiny(specinfer: Run, tiny_model: Path, tiny_draft: Path) -> Run:
-    """tiny(command, *arguments) runs a command on the tiny model and its draft, with trees that no clock sizes."""
+    """tiny(command, *arguments) runs a command on the tiny model and its draft; no clock sizes the trees."""
 
     def run(command: str, *arguments: str | Path, stdin: str | io.StringIO = "") -> Finished:
         given = ("-m", tiny_model, "-d", tiny_draft, "--tree", "1,1")
