@@ -205,7 +205,7 @@ def test_async_client_and_cancelling(server: Any) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await waiting
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
     server.wait_until_idle()
     assert not server.engine.has_work
 
