@@ -16,6 +16,7 @@ from specinfer.server.fields import SamplingFields
 MODEL = "tiny"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+UNKNOWN_TYPE = {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +344,11 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
             {"extra_body": {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}},
             "response_format",
             "schema",
+        ),
+        (
+            {"extra_body": {"response_format": UNKNOWN_TYPE}},
+            "response_format",
+            "response_format.json_schema.schema cannot be compiled",
         ),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "cannot be compiled"),
         ({"extra_body": {"structured_outputs": {"xml": "("}}}, "structured_outputs", "must have fields"),

@@ -25,6 +25,7 @@ from specinfer.models.tokenizer import Tokenizer
 from specinfer.outputs import StreamChunk
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
+from specinfer.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -174,6 +175,10 @@ class AsyncEngine:
             raise OverloadError(
                 f"{self.num_open} requests run or wait, of at most {self._capacity}", max(1, seconds)
             )
+
+    def check_form(self, form: StructuredOutputsParams) -> None:
+        """Raise RequestError unless outputs can have this form; takes time, for a worker."""
+        self._engine.check_form(form)
 
     async def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, service: Service | None = None

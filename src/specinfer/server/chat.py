@@ -107,7 +107,7 @@ def forced_form(serving: Serving, body: ChatBody, form: CallFormat | None) -> di
             "tool_choice can't force a call: this model's chat template writes calls in no known format",
             hint="use auto or none",
         )
-    return {"grammar": form.grammar(serving.engine.tokenizer, functions, body.wants_one_call)}
+    return {"grammar": form.grammar(serving.engine.tokenizer, list(functions.values()), body.wants_one_call)}
 
 
 def whole_choice(

@@ -28,6 +28,7 @@ from specinfer.server.responses import (
 )
 from specinfer.server.schema import GenerationBody
 from specinfer.server.tool_calls import CallFormat, call_format
+from specinfer.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 VERSION = version("specinfer")
@@ -67,6 +68,7 @@ class Serving:
 
         Raises ApiError, RequestError, OverloadError, DrainingError or StepError.
         """
+        await self.engine.in_worker(self.check_schemas, body)
         try:
             return await self.engine.generate(prompts, params, body.service())
         except RequestError as error:
@@ -74,6 +76,15 @@ class Serving:
             if longest + params.max_tokens > self.engine.max_total_tokens:
                 raise ApiError(400, str(error), param="max_tokens", code="context_length_exceeded") from None
             raise
+
+    def check_schemas(self, body: GenerationBody) -> None:
+        """Raise RequestError for one that can't be met, by the name that the client gave it."""
+        for name, schema in body.schemas().items():
+            try:
+                self.engine.check_form(StructuredOutputsParams(json=schema))
+            except RequestError as error:
+                message = error.message.replace("structured_outputs.json", name, 1)
+                raise RequestError(message, error.hint) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special ones included. Raises RequestError for ids outside the vocabulary."""
