@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,12 @@ def test_chat_stream_is_the_same_text(client: openai.OpenAI) -> None:
         texts[choice.index].append(choice.delta.content or "")
     assert ["".join(t) for t in texts] == [c.message.content for c in whole.choices]
     assert len({c.id for c in chunks}) == 1
+    running: Any = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        c.usage for c in client.chat.completions.create(**arguments, stream=True, stream_options=running)
+    ]
+    assert all(0 < a.completion_tokens <= b.completion_tokens for a, b in pairwise(counts[3:]) if a and b)
+    assert all(counts[3:]) and counts[-1] == chunks[-1].usage
     assert chunks[-1].choices == [] and chunks[-1].usage and whole.usage
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 

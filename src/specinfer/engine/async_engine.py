@@ -38,6 +38,8 @@ class Generation:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
+        self.num_output_tokens = 0
+        """Of the chunks that were taken."""
         self._chunks: deque[tuple[int, StreamChunk]] = deque()
         self._error: StepError | None = None
         self._num_open = len(requests)
@@ -52,7 +54,9 @@ class Generation:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            yield self._chunks.popleft()
+            index, chunk = self._chunks.popleft()
+            self.num_output_tokens += len(chunk.token_ids)
+            yield index, chunk
 
     def deliver(self, index: int, event: StreamChunk | StepError) -> bool:
         """Take what a step made of a request; returns whether that was its end."""

@@ -73,7 +73,7 @@ def chat_router(serving: Serving) -> APIRouter:
                 whole_choice(serving, body, generation, output, reader)
                 for output, reader in zip(outputs, readers, strict=True)
             ],
-            usage=usage(generation, outputs, params.n),
+            usage=usage(generation, params.n),
             metrics=metrics(body, outputs),
         )
         return Response(as_json(answer), media_type="application/json")
@@ -176,14 +176,15 @@ async def stream(
             part.stop_reason = chunk.output.stop_reason
         elif not content and not calls and not chunk.logprobs:
             continue  # part of a character, or of what may be a stop string or a call
-        yield as_json(ChatChunk(**head, choices=[part]))
+        running = usage(generation, num_samples) if body.wants_running_usage else None
+        yield as_json(ChatChunk(**head, choices=[part], usage=running))
     done = [outputs[index] for index in range(num_samples)]
     if body.wants_usage or body.speculation.statistics:
         yield as_json(
             ChatChunk(
                 **head,
                 choices=[],
-                usage=usage(generation, done, num_samples) if body.wants_usage else None,
+                usage=usage(generation, num_samples) if body.wants_usage else None,
                 metrics=metrics(body, done),
             )
         )

@@ -16,9 +16,11 @@ TokenIds = list[int]
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk with the usage of the whole request."""
+    """include_usage: a last chunk with the usage of the whole request. continuous_usage_stats: vLLM's, which
+    load generators count tokens by: the chunks before it have the usage so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -87,6 +89,12 @@ class GenerationBody(SamplingFields):
     def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 class CompletionBody(GenerationBody):

@@ -114,16 +114,15 @@ async def finished(generation: Generation) -> list[CompletionOutput]:
     return [outputs[index] for index in range(len(generation.requests))]
 
 
-def usage(generation: Generation, outputs: Sequence[CompletionOutput], num_samples: int) -> Usage:
-    """A prompt counts once, however many samples it has."""
-    prompt_tokens = sum(r.num_prompt_tokens for r in generation.requests[::num_samples])
-    completion_tokens = sum(o.stats.num_output_tokens for o in outputs)
-    cached = sum(o.stats.num_cached_tokens for o in outputs[::num_samples])
+def usage(generation: Generation, num_samples: int) -> Usage:
+    """As far as its chunks were taken. A prompt counts once, however many samples it has."""
+    firsts = generation.requests[::num_samples]
+    prompt_tokens = sum(r.num_prompt_tokens for r in firsts)
     return Usage(
         prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=CachedTokens(cached_tokens=cached),
+        completion_tokens=generation.num_output_tokens,
+        total_tokens=prompt_tokens + generation.num_output_tokens,
+        prompt_tokens_details=CachedTokens(cached_tokens=sum(r.num_cached_tokens for r in firsts)),
     )
 
 
