@@ -7,8 +7,8 @@ with speculation, the server without (per request), and this process stepping an
 no server at all ("bare"), which keeps as many requests open. Clients send their next request when the last is
 answered. Greedy, streamed. TTFT and TPOT are per request, as the client sees them; ITL is the time between
 two events of a stream, each of one or more tokens. "overhead" is what the server lacks to the bare engine's
-throughput; the clients run on the same cores and are part of it. At 16 clients every way runs --repeats
-times, another one first each time, and figures are medians.
+throughput; the clients run on the same cores and are part of it. Figures are medians over --repeats rounds,
+another way first in each. What --out holds already is kept, so that a run can be made in parts (--clients).
 
 milliseconds_per_step: the engine's, by phase. loop_cpu, clients_cpu: CPU seconds per second of the server's
 event loop (Linux) and of the clients.
@@ -30,6 +30,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,6 @@ PERCENTILES = (50, 90, 99)
 MAX_NUM_SEQS = 64
 MIN_REQUESTS, REQUESTS_PER_CLIENT = 16, 8
 MAX_MODEL_LEN = 1024
-REPEATED = 16
-"""Clients at which the overhead is judged."""
 PHASES = ("draft", "target", "verify")
 
 
@@ -207,6 +206,24 @@ def median_of(rows: Sequence[Any]) -> Any:
     return statistics.median(rows) if isinstance(first, float) else first
 
 
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians over rounds by number of clients and way, and what the server lacks to the bare engine."""
+    groups: dict[tuple[int, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for run in runs:
+        figures = {key: value for key, value in run.items() if key != "round"}
+        groups[run["clients"], run["way"]][run["round"]] = figures
+    rows = []
+    for (num_clients, way), by_round in sorted(groups.items()):
+        made = {**median_of([*by_round.values()]), "rounds": len(by_round)}
+        if way == "speculation":
+            alone = groups[num_clients, "bare"]
+            made["overheads"] = [
+                1 - run["tokens_per_second"] / alone[i]["tokens_per_second"] for i, run in by_round.items()
+            ]
+        rows.append(made)
+    return rows
+
+
 def load_prompts(path: Path | None, llm: LLM, count: int) -> list[list[int]]:
     """Chats of the file, as the model sees them; without one, random tokens."""
     if path is None:
@@ -246,7 +263,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--count", type=int, default=64, help="most requests per way and number of clients")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5, help=f"runs of every way at {REPEATED} clients")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     parser.add_argument("--draft", nargs="+", default=["default", "ngram"])
     parser.add_argument("--tree", default="1,1")
@@ -269,35 +286,37 @@ def main() -> None:
         "bare": (lambda prompts, clients: bare(llm, prompts, clients, params), lambda: usage_of(llm)),
         "plain": served(plain),
     }
-    rows = []
+    runs = json.loads(args.out.read_text())["runs"] if args.out and args.out.exists() else []
+    first = 1 + max((run["round"] for run in runs), default=0)
     try:
         for run, _ in ways.values():
             run(prompts[:2], 1)
         for num_clients in args.clients:
-            some = prompts[: max(MIN_REQUESTS, REQUESTS_PER_CLIENT * num_clients)]
-            runs = []
-            for i in range(args.repeats if num_clients == REPEATED else 1):
-                names = [*ways][i % len(ways) :] + [*ways][: i % len(ways)]
-                runs.append({name: measure(name, *ways[name], some, num_clients) for name in names})
-            rows += [median_of([run[way] for run in runs]) for way in ways]
-            rows[-3]["overheads"] = [
-                1 - run["speculation"]["tokens_per_second"] / run["bare"]["tokens_per_second"] for run in runs
-            ]
-            overhead = 100 * statistics.median(rows[-3]["overheads"])
-            print(f"{'':12}{num_clients:4} clients: overhead {overhead:.1f} %", flush=True)
+            num_requests = min(len(prompts), max(MIN_REQUESTS, REQUESTS_PER_CLIENT * num_clients))
+            some = prompts[:: len(prompts) // num_requests][:num_requests]
+            for i in range(first, first + args.repeats):
+                for name in [*ways][i % len(ways) :] + [*ways][: i % len(ways)]:
+                    runs.append({"round": i, **measure(name, *ways[name], some, num_clients)})
+                save(args, drafts, runs)
     finally:
         server.stop()
+    for made in summary(runs):
+        print(line_of(made))
+
+
+def save(args: argparse.Namespace, drafts: Sequence[str], runs: Sequence[dict[str, Any]]) -> None:
+    """After every round: one that is interrupted has the rounds before."""
     if args.out:
         record = {
-            "command": "python benchmarks/serving.py "
-            + " ".join(part.rpartition("/")[2] for part in sys.argv[1:]),
+            "command": "python benchmarks/serving.py --prompts spec_bench.jsonl",
             "date": datetime.date.today().isoformat(),
             "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
             f"{torch.get_num_threads()} threads, torch {torch.__version__}",
-            "max_tokens": args.max_tokens,
+            "drafts": drafts,
             "tree": args.tree,
-            "repeats": {str(REPEATED): args.repeats},
-            "rows": rows,
+            "max_tokens": args.max_tokens,
+            "rows": summary(runs),
+            "runs": runs,
         }
         args.out.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -308,7 +327,9 @@ def line_of(figures: dict[str, Any]) -> str:
         f"{name} " + "/".join(f"{v:.0f}" for v in figures[name].values()) for name in ("ttft", "tpot", "itl")
     )
     way, clients, speed = figures["way"], figures["clients"], figures["tokens_per_second"]
-    return f"{way:12}{clients:4} clients {speed:8.1f} tok/s   ms p50/90/99: {spread}"
+    overheads = [100 * share for share in figures.get("overheads", ())]
+    overhead = f"  overhead {statistics.median(overheads):.1f} %" if overheads else ""
+    return f"{way:12}{clients:4} clients {speed:8.1f} tok/s   ms p50/90/99: {spread}{overhead}"
 
 
 if __name__ == "__main__":
