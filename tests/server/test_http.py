@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 MODEL = "tiny"
 PROMPT = {"prompt": "Hello", "max_tokens": 4}
 LONG: dict[str, Any] = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
@@ -104,6 +107,7 @@ def test_metrics_count_what_happened(server: Any) -> None:
         "specinfer:requests_refused_total/invalid": 1,
         "specinfer:prompt_tokens_total": 10,
         "vllm:generation_tokens_total": 100,
+        "specinfer:drafts_total": speculation["num_drafts"],
         "specinfer:draft_tokens_total": speculation["num_draft_tokens"],
         "vllm:spec_decode_num_accepted_tokens_total": speculation["num_accepted_tokens"],
         "vllm:spec_decode_num_accepted_tokens_per_pos_total/0": speculation["accepted_per_pos"][0],
@@ -116,6 +120,8 @@ def test_metrics_count_what_happened(server: Any) -> None:
     assert {name: grown.get(name) for name in expected} == expected
     assert grown["specinfer:steps_total"] > 0
     assert after["vllm:num_requests_running"] == after["specinfer:kv_cache_usage"] == 0
+    shown = set(re.findall(r"specinfer:\w+", DASHBOARD.read_text()))
+    assert shown and shown <= {name.partition("/")[0] for name in after}
 
 
 @pytest.fixture(scope="module")

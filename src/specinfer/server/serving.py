@@ -131,13 +131,15 @@ def metrics(body: GenerationBody, outputs: Sequence[CompletionOutput]) -> Metric
     if not body.speculation.statistics:
         return None
     stats = [o.stats for o in outputs]
+    drafted = sum_by_depth([s.drafted_per_depth for s in stats])
     return Metrics(
         speculative_decoding=SpeculationStats(
             num_steps=sum(s.num_steps for s in stats),
+            num_drafts=sum(drafted[:1]),
             num_draft_tokens=sum(s.num_draft_tokens for s in stats),
             num_accepted_tokens=sum(s.num_accepted_tokens for s in stats),
             accepted_per_pos=sum_by_depth([s.accepted_per_depth for s in stats]),
-            drafted_per_pos=sum_by_depth([s.drafted_per_depth for s in stats]),
+            drafted_per_pos=drafted,
         )
     )
 
