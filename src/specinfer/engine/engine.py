@@ -21,6 +21,7 @@ from specinfer.runtime.native import own_threads
 from specinfer.sampling import make_processors
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
+from specinfer.structured_outputs import StructuredOutputsParams
 
 
 class Engine:
@@ -160,7 +161,11 @@ class Engine:
             )
         check_tokens(params, self.tokenizer, self.vocab_size)
         if params.form is not None:
-            self._grammars.matcher(params.form)
+            self.check_form(params.form)
+
+    def check_form(self, form: StructuredOutputsParams) -> None:
+        """Raise RequestError unless outputs can have this form."""
+        self._grammars.matcher(form)
 
     def _decode(self, skip_special_tokens: bool, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens) if self.tokenizer else ""
