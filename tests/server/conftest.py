@@ -158,8 +158,8 @@ def serving(running: Serving, tiny_model: Path, tiny_draft: Path) -> Serving:
     @contextmanager
     def run(*, slots: int = 8192, max_queue: int = 256, **settings: Any) -> Iterator[Server]:
         engine = {name: settings.pop(name) for name in list(settings) if name in ENGINE_FIELDS}
-        engine = {"model": str(tiny_model), "drafts": (str(tiny_draft),), "dtype": "float32", **engine}
-        engine_config = EngineConfig(kv_memory=slots * BYTES_PER_SLOT, **engine)
+        tiny = {"model": str(tiny_model), "drafts": (str(tiny_draft),), "tree": "1,1", "dtype": "float32"}
+        engine_config = EngineConfig(kv_memory=slots * BYTES_PER_SLOT, **(tiny | engine))
         front = AsyncEngine.build(engine_config, max_queue=max_queue)
         with running(front, ServerConfig(model_name=MODEL, port=0, **settings)) as server:
             yield server

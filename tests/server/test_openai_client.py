@@ -358,7 +358,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
             "response_format.json_schema.schema cannot be compiled",
         ),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "cannot be compiled"),
-        ({"extra_body": {"structured_outputs": {"xml": "("}}}, "structured_outputs", "must have fields"),
+        ({"extra_body": {"structured_outputs": {"xml": "("}}}, "structured_outputs", "xml is not known"),
         ({"extra_body": {"logit_bias": {"x": 1.0}}}, "logit_bias", "logit_bias"),
         ({"stop": ["a"] * 10_000}, "stop", "at most 64"),
         ({"prompt": ""}, None, "empty"),
