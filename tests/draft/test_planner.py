@@ -43,8 +43,10 @@ class World:
 
     def step(self) -> None:
         start = self.now
-        each = [self.draft(*pair) for pair in enumerate(self.drafters)]
-        trees = [merge([mine[r] for mine in each]) for r in range(self.num_requests)]
+        drafters = [] if self.planner.is_resting else self.drafters
+        each = [self.draft(*pair) for pair in enumerate(drafters)]
+        roots = TokenTree.root_only(0)
+        trees = [merge([roots, *(mine[r] for mine in each)][bool(each) :]) for r in range(self.num_requests)]
         drafted = self.now - start
         num_rows = sum(tree.num_nodes for tree in trees)
         self.now += self.target[num_rows]

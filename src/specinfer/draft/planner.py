@@ -22,6 +22,9 @@ RATE_MEMORY = 0.95
 FADE = 0.998
 """What is left of a drafter's cost after another step without it, which gives it another chance."""
 
+REST = 3
+"""Steps without a question after one in which the answer was no tree: asking takes time, too."""
+
 
 @dataclass
 class _Step:
@@ -59,8 +62,13 @@ class Planner:
         self._drafters: dict[tuple[int, bool], Costs] = defaultdict(Costs)
         self._last_use: dict[int, int] = {}
         self._rates: dict[int, tuple[float, float]] = {}
-        self._num_steps = 0
+        self._num_steps = self._rest_until = 0
         self._step: _Step | None = None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether drafters need not be asked: a step ago nothing was worth it."""
+        return self._num_steps < self._rest_until
 
     def expand(self, level: Level) -> NDArray[np.int64]:
         """[frontier] -> children; none at all where no depth more is worth it."""
@@ -103,15 +111,17 @@ class Planner:
     ) -> None:
         """What became of a step: the trees it decoded, the target's rows, and the seconds by phase."""
         self._num_steps += 1
+        self._gains.advance()
         step, self._step = self._step, None
         if step is None:
             return
+        if step.num_nodes == 0:
+            self._rest_until = self._num_steps + REST
         self._target.observe(num_rows, self._clock() - step.start - seconds["draft"])
         self._close_level(step, step.start + seconds["draft"])
         by_cost = sorted(step.drafters, key=lambda drafter: self._drafters[drafter, False].at(1))
         for tree, verdict in zip(trees, verdicts, strict=True):
             self._gains.observe(tree, verdict.path, by_cost)
-        self._gains.advance()
         if num_rows == sum(tree.num_nodes for tree in trees):  # no prompt among them
             tokens, spent = self._rates.get(step.num_roots, (0.0, 0.0))
             tokens = RATE_MEMORY * tokens + sum(len(v.path) + 1 for v in verdicts)

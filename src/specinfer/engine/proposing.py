@@ -47,7 +47,7 @@ def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
 def draft(parts: Parts, contexts: dict[int, DraftContext]) -> dict[int, Proposal]:
     """The drafter's trees, for contexts that have room for one."""
     contexts = {i: c for i, c in contexts.items() if c.max_nodes > 1 and c.max_depth > 0}
-    if not parts.drafter or not contexts:
+    if not parts.drafter or not contexts or (parts.planner and parts.planner.is_resting):
         return {}
     handle = parts.drafter.launch(list(contexts.values()), parts.topology)
     proposals = dict(zip(contexts, parts.drafter.collect(handle), strict=True))
