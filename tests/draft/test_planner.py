@@ -109,7 +109,7 @@ def test_a_draft_that_is_seldom_right_is_given_up() -> None:
 
 
 def test_a_good_draft_gets_deep_trees() -> None:
-    assert World(FLAT, [(0.9, 0.05)]).run(400) > 3.2  # plain decoding gives 1.0
+    assert World(FLAT, [(0.9, 0.05)]).run(400) > 3.0  # plain decoding gives 1.0
 
 
 def test_no_tree_where_every_row_costs_as_much_as_the_first() -> None:

@@ -25,6 +25,9 @@ FADE = 0.998
 REST = 3
 """Steps without a question after one in which the answer was no tree: asking takes time, too."""
 
+MARGIN = 1.15
+"""What is chosen is what was estimated too well: costs are taken to be so much higher."""
+
 
 @dataclass
 class _Step:
@@ -78,7 +81,7 @@ class Planner:
             step = self._step = _Step(len(set(level.request.tolist())), now)
         self._close_level(step, now)
         step.drafters.add(drafter)
-        num_rows, rate = step.num_roots + step.num_nodes, self._rate(step.num_roots)
+        num_rows, rate = step.num_roots + step.num_nodes, MARGIN * self._rate(step.num_roots)
         before = self._target.at(num_rows)
         own = self._own_seconds(drafter, level)
         value = -rate * own
