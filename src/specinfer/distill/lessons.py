@@ -99,7 +99,6 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
         for start in range(0, len(answers), ANSWERS_PER_SHARD)
     }
     num_stored = min(len(answers), ANSWERS_PER_SHARD * sum(path.exists() for path in paths.values()))
-    lessons: list[Lesson] = []
     num_rows = 0
     with (
         catch_interrupt() as interrupt,
@@ -107,7 +106,6 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
     ):
         for start, path in paths.items():
             if path.exists():
-                lessons += unpack(path)
                 continue
             block: list[Lesson] = []
             for lesson in score(llm, answers[start : start + ANSWERS_PER_SHARD]):
@@ -119,8 +117,8 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
                         f"interrupted: {start} of {len(answers)} answers are scored; the same command resumes"
                     )
             write_whole(path, pack(block))
-            lessons += block
-    return lessons
+    # Only now: small arrays that stay, made in turn with logits that go, would leave holes all over the heap.
+    return [lesson for path in paths.values() for lesson in unpack(path)]
 
 
 def score(llm: LLM, answers: Sequence[Answer]) -> Iterator[Lesson]:
