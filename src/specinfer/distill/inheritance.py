@@ -54,22 +54,24 @@ def inherit(
     config, hidden = target.config, model.config.hidden_size
     rows = _weight(target, "embed_tokens")
     rows = rows if vocab is None else rows[torch.from_numpy(vocab)]
+    is_tied = has_llama_layers(config) and config.tie_embeddings
     scale = torch.ones(rows.shape[1])
-    if has_llama_layers(config) and config.tie_embeddings:
+    if is_tied:
         # The last norm's weights meet the head alone. A student's head is its embedding: both get the root.
         last = _weight(target, "norm").abs()
         scale = last.clamp_min(SMALLEST_SCALE * last.mean()).sqrt()
     axes = principal_axes(torch.cat([torch.nn.functional.normalize(x * scale) for x in states]), hidden)
     read, write = axes / scale[:, None], axes * scale[:, None]
-    start = rows @ write
-    if not has_llama_layers(config):
-        start *= model.config.initializer_range / start.std()
-    model.model.embed_tokens.weight[:, : axes.shape[1]] = start
-    if not has_llama_layers(config):
-        return
     # What a norm divides by: lengths of rows that are narrowed, of fewer numbers.
     lengths = [(x @ write).norm(dim=1).mean() / x.norm(dim=1).mean() for x in states]
     sizes = [length * (rows.shape[1] / hidden) ** 0.5 for length in lengths]
+    if (
+        not is_tied
+    ):  # an embedding becomes a head: it begins as small as a random one, and all that is added to it
+        write = write * (model.config.initializer_range / (rows @ write).std())
+    model.model.embed_tokens.weight[:, : axes.shape[1]] = rows @ write
+    if not has_llama_layers(config):
+        return
     model.model.norm.weight.fill_(sizes[-1])
     for i, (layer, x, size) in enumerate(zip(model.model.layers, states[:-1], sizes[:-1], strict=False)):
         first, second = (
