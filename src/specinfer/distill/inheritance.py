@@ -86,7 +86,8 @@ def inherit(
 
 def principal_axes(rows: torch.Tensor, count: int) -> torch.Tensor:
     """[n, width] -> [width, min(count, width)]: orthonormal columns that keep most of the rows' squares."""
-    return torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :count]
+    vectors: torch.Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
+    return vectors.flip(1)[:, :count]
 
 
 def heaviest(weights: torch.Tensor, count: int) -> torch.Tensor:
