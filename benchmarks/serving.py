@@ -7,7 +7,11 @@ with speculation, the server without (per request), and this process stepping an
 no server at all ("bare"), which keeps as many requests open. Clients send their next request when the last is
 answered. Greedy, streamed. TTFT and TPOT are per request, as the client sees them; ITL is the time between
 two events of a stream, each of one or more tokens. "overhead" is what the server lacks to the bare engine's
-throughput.
+throughput; the clients run on the same cores and are part of it. Figures are medians over --repeats rounds,
+another way first in each. What --out holds already is kept, so that a run can be made in parts (--clients).
+
+milliseconds_per_step: the engine's, by phase. loop_cpu, clients_cpu: CPU seconds per second of the server's
+event loop (Linux) and of the clients.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ import os
 import platform
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +44,9 @@ from specinfer import LLM, SamplingParams
 
 PERCENTILES = (50, 90, 99)
 MAX_NUM_SEQS = 64
+MIN_REQUESTS, REQUESTS_PER_CLIENT = 16, 8
 MAX_MODEL_LEN = 1024
+PHASES = ("draft", "target", "verify")
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,75 @@ def bare(llm: LLM, prompts: Sequence[list[int]], num_clients: int, params: Sampl
     return answers
 
 
-def row(way: str, num_clients: int, answers: Sequence[Answer]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Usage:
+    """What was used so far, in seconds but for the steps; the difference of two is what a run used."""
+
+    wall: float
+    clients: float
+    loop: float
+    step: float
+    phases: dict[str, float]
+    num_steps: float
+
+    def shares_since(self, start: Usage) -> dict[str, Any]:
+        wall, steps = self.wall - start.wall, max(1.0, self.num_steps - start.num_steps)
+        phases = {name: 1e3 * (self.phases[name] - start.phases[name]) / steps for name in PHASES}
+        step = 1e3 * (self.step - start.step) / steps
+        return {
+            "loop_cpu": (self.loop - start.loop) / wall,
+            "clients_cpu": (self.clients - start.clients) / wall,
+            "milliseconds_per_step": {**phases, "rest": step - sum(phases.values()), "step": step},
+        }
+
+
+class Server:
+    """`specinfer serve` in a process of its own."""
+
+    def __init__(self, model: str, drafts: Sequence[str], tree: str) -> None:
+        limits = ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)]
+        command = [sys.executable, "-m", "specinfer", "serve", model, "--port", "0", "--tree", tree]
+        command += ["--no-prefix-cache", *limits, *(part for draft in drafts for part in ("--draft", draft))]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(r"serving on http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(found[1])
+                return
+        raise SystemExit("the server did not start")
+
+    def usage(self) -> Usage:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            text = answer.read().decode()
+
+        def counter(name: str) -> float:
+            found = re.search(rf"^specinfer:{name} (\S+)$", re.sub(r'{model_name="[^"]*",?', "{", text), re.M)
+            assert found is not None, name
+            return float(found[1])
+
+        stat = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat")
+        ticks = sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13])) if stat.exists() else 0
+        return Usage(
+            time.perf_counter(),
+            time.process_time(),
+            ticks / os.sysconf("SC_CLK_TCK"),
+            counter(r"step_seconds_total\{\}"),
+            {phase: counter(rf'phase_seconds_total\{{phase="{phase}"\}}') for phase in PHASES},
+            counter(r"steps_total\{\}"),
+        )
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+def usage_of(llm: LLM) -> Usage:
+    """The same of an engine in this process; its time is the engine's, not the clients'."""
+    timer = llm.engine.parts.timer
+    return Usage(time.perf_counter(), 0.0, 0.0, timer.total, dict(timer.seconds), timer.num_steps)
+
+
+def row(way: str, num_clients: int, answers: Sequence[Answer], used: dict[str, Any]) -> dict[str, Any]:
     """The figures of one way at one number of clients; milliseconds."""
     seconds = max(a.events[-1] for a in answers) - min(a.sent for a in answers)
     num_tokens = sum(a.num_tokens for a in answers)
@@ -114,28 +191,37 @@ def row(way: str, num_clients: int, answers: Sequence[Answer]) -> dict[str, Any]
         "requests": len(answers),
         "tokens_per_second": num_tokens / seconds,
         **{
-            name: {f"p{p}": 1e3 * float(np.percentile(values, p)) for p in PERCENTILES} if values else None
+            name: {f"p{p}": 1e3 * float(np.percentile(values, p)) for p in PERCENTILES}
             for name, values in figures.items()
         },
+        **used,
     }
 
 
-def start_server(model: str, drafts: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
-    command = [sys.executable, "-m", "specinfer", "serve", model, "--port", "0"]
-    command += [
-        "--max-num-seqs",
-        str(MAX_NUM_SEQS),
-        "--max-model-len",
-        str(MAX_MODEL_LEN),
-        "--no-prefix-cache",
-    ]
-    command += [part for draft in drafts for part in ("--draft", draft)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"serving on http://127\.0\.0\.1:(\d+)", line):
-            return process, int(found[1])
-    raise SystemExit("the server did not start")
+def median_of(rows: Sequence[Any]) -> Any:
+    """Of every figure in rows that are alike."""
+    first = rows[0]
+    if isinstance(first, dict):
+        return {key: median_of([row[key] for row in rows]) for key in first}
+    return statistics.median(rows) if isinstance(first, float) else first
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians over rounds by number of clients and way, and what the server lacks to the bare engine."""
+    groups: dict[tuple[int, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for run in runs:
+        figures = {key: value for key, value in run.items() if key != "round"}
+        groups[run["clients"], run["way"]][run["round"]] = figures
+    rows = []
+    for (num_clients, way), by_round in sorted(groups.items()):
+        made = {**median_of([*by_round.values()]), "rounds": len(by_round)}
+        if way == "speculation":
+            alone = groups[num_clients, "bare"]
+            made["overheads"] = [
+                1 - run["tokens_per_second"] / alone[i]["tokens_per_second"] for i, run in by_round.items()
+            ]
+        rows.append(made)
+    return rows
 
 
 def load_prompts(path: Path | None, llm: LLM, count: int) -> list[list[int]]:
@@ -149,6 +235,25 @@ def load_prompts(path: Path | None, llm: LLM, count: int) -> list[list[int]]:
     return fitting[:: max(1, len(fitting) // count)][:count]
 
 
+Way = tuple[Callable[[Sequence[list[int]], int], list[Answer]], Callable[[], Usage]]
+"""How to answer prompts with a number of clients, and what was used so far."""
+
+
+def measure(
+    name: str,
+    run: Callable[[Sequence[list[int]], int], list[Answer]],
+    usage: Callable[[], Usage],
+    prompts: Sequence[list[int]],
+    num_clients: int,
+) -> dict[str, Any]:
+    """One run of one way, shown as it ends."""
+    before = usage()
+    answers = run(prompts, num_clients)
+    made = row(name, num_clients, answers, usage().shares_since(before))
+    print(line_of(made), flush=True)
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,46 +261,62 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--count", type=int, default=64, help="requests per way and number of clients")
+    parser.add_argument("--count", type=int, default=64, help="most requests per way and number of clients")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     parser.add_argument("--draft", nargs="+", default=["default", "ngram"])
+    parser.add_argument("--tree", default="1,1")
     args = parser.parse_args()
     model = str(random_model(args.random)) if args.random else "smollm2-135m"
     drafts = ["ngram"] if args.random else args.draft
     limits = {"max_num_seqs": MAX_NUM_SEQS, "max_model_len": MAX_MODEL_LEN, "prefix_cache": False}
-    llm = LLM(model, drafts=drafts, **limits)
+    llm = LLM(model, drafts=drafts, tree=args.tree, **limits)
     prompts = load_prompts(args.prompts, llm, args.count)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
     body = {"temperature": 0, "max_tokens": args.max_tokens}
     plain = {**body, "speculation": {"enabled": False}}
-    process, port = start_server(model, drafts)
-    rows = []
+    server = Server(model, drafts, args.tree)
+
+    def served(body: dict[str, Any]) -> Way:
+        return lambda prompts, clients: asyncio.run(load(server.port, prompts, clients, body)), server.usage
+
+    ways: dict[str, Way] = {
+        "speculation": served(body),
+        "bare": (lambda prompts, clients: bare(llm, prompts, clients, params), lambda: usage_of(llm)),
+        "plain": served(plain),
+    }
+    runs = json.loads(args.out.read_text())["runs"] if args.out and args.out.exists() else []
+    first = 1 + max((run["round"] for run in runs), default=0)
     try:
-        asyncio.run(load(port, prompts[:2], 1, body))
-        bare(llm, prompts[:2], 1, params)
+        for run, _ in ways.values():
+            run(prompts[:2], 1)
         for num_clients in args.clients:
-            for way, answers in (
-                ("speculation", asyncio.run(load(port, prompts, num_clients, body))),
-                ("bare", bare(llm, prompts, num_clients, params)),
-                ("plain", asyncio.run(load(port, prompts, num_clients, plain))),
-            ):
-                rows.append(row(way, num_clients, answers))
-                print(line_of(rows[-1]), flush=True)
-            served, alone = rows[-3]["tokens_per_second"], rows[-2]["tokens_per_second"]
-            rows[-3]["overhead"] = 1 - served / alone
-            print(f"{'':12}{num_clients:4} clients: overhead {100 * rows[-3]['overhead']:.1f} %", flush=True)
+            num_requests = min(len(prompts), max(MIN_REQUESTS, REQUESTS_PER_CLIENT * num_clients))
+            some = prompts[:: len(prompts) // num_requests][:num_requests]
+            for i in range(first, first + args.repeats):
+                for name in [*ways][i % len(ways) :] + [*ways][: i % len(ways)]:
+                    runs.append({"round": i, **measure(name, *ways[name], some, num_clients)})
+                save(args, drafts, runs)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        server.stop()
+    for made in summary(runs):
+        print(line_of(made))
+
+
+def save(args: argparse.Namespace, drafts: Sequence[str], runs: Sequence[dict[str, Any]]) -> None:
+    """After every round: one that is interrupted has the rounds before."""
     if args.out:
         record = {
-            "command": "python benchmarks/serving.py " + " ".join(sys.argv[1:]),
+            "command": "python benchmarks/serving.py --prompts spec_bench.jsonl",
             "date": datetime.date.today().isoformat(),
             "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
             f"{torch.get_num_threads()} threads, torch {torch.__version__}",
+            "drafts": drafts,
+            "tree": args.tree,
             "max_tokens": args.max_tokens,
-            "rows": rows,
+            "rows": summary(runs),
+            "runs": runs,
         }
         args.out.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -203,11 +324,12 @@ def main() -> None:
 def line_of(figures: dict[str, Any]) -> str:
     """A row for people."""
     spread = "  ".join(
-        f"{name} " + "/".join(f"{v:.0f}" for v in figures[name].values()) if figures[name] else f"{name} -"
-        for name in ("ttft", "tpot", "itl")
+        f"{name} " + "/".join(f"{v:.0f}" for v in figures[name].values()) for name in ("ttft", "tpot", "itl")
     )
     way, clients, speed = figures["way"], figures["clients"], figures["tokens_per_second"]
-    return f"{way:12}{clients:4} clients {speed:8.1f} tok/s   ms p50/90/99: {spread}"
+    overheads = [100 * share for share in figures.get("overheads", ())]
+    overhead = f"  overhead {statistics.median(overheads):.1f} %" if overheads else ""
+    return f"{way:12}{clients:4} clients {speed:8.1f} tok/s   ms p50/90/99: {spread}{overhead}"
 
 
 if __name__ == "__main__":

@@ -26,9 +26,11 @@ from peers import Sample, Way, transformers_way
 from random_model import random_model
 
 from specinfer import LLM, SamplingParams
-from specinfer.tree import parse_topology
+from specinfer.config import AUTO_TREE
+from specinfer.draft.planner import Planner
+from specinfer.engine.build import resolve_topology
 
-CHAINS = ("1", "1,1", "1,1,1", "1,1,1,1")
+CHAINS = (AUTO_TREE, "1", "1,1", "1,1,1", "1,1,1,1")
 TREES = ("2,1", "2,2", "3,1", "3,2,1,1")
 KINDS = {  # Spec-Bench's categories, by what they are about
     "writing": "chat", "roleplay": "chat", "reasoning": "chat", "math": "chat", "coding": "chat",
@@ -36,11 +38,16 @@ KINDS = {  # Spec-Bench's categories, by what they are about
 }  # fmt: skip
 
 
-def engine_way(llm: LLM, tree: str | None = None) -> Way:
+def engine_way(llm: LLM, tree: str | None = None, num_drafts: int = 1) -> Way:
     parts = llm.engine.parts
     if tree is not None:
-        topology = parse_topology(tree)
-        parts = replace(parts, topology=topology, max_tree_nodes=topology.num_nodes)
+        topology = resolve_topology(tree)
+        parts = replace(
+            parts,
+            topology=topology,
+            planner=topology if isinstance(topology, Planner) else None,
+            max_tree_nodes=1 + (topology.num_nodes - 1) * num_drafts,
+        )
 
     def answer(prompt: list[int], max_tokens: int) -> Sample:
         llm.engine.parts = parts
@@ -103,7 +110,7 @@ def main() -> None:
 
     def build(*drafts: str) -> LLM:
         """Room for the largest tree; each way then puts in its own."""
-        widest = max(args.trees, key=lambda tree: parse_topology(tree).num_nodes)
+        widest = max(*args.trees, AUTO_TREE, key=lambda tree: resolve_topology(tree).num_nodes)
         return LLM(
             model,
             drafts=drafts,
@@ -120,9 +127,9 @@ def main() -> None:
     ways: dict[str, Way] = {"plain": engine_way(plain)}
     ways |= {f"<{tree}>": engine_way(drafted, tree) for tree in args.trees}
     if not args.random:
-        ways["ngram <1,1,1,1>"] = engine_way(build("ngram"), "1,1,1,1")
-        merged = build(draft, "ngram")
-        ways |= {f"merged <{tree}>": engine_way(merged, tree) for tree in ("1,1", "2,1")}
+        ngram, merged = build("ngram"), build(draft, "ngram")
+        ways |= {f"ngram <{tree}>": engine_way(ngram, tree) for tree in ("1,1,1,1", AUTO_TREE)}
+        ways |= {f"merged <{tree}>": engine_way(merged, tree, 2) for tree in ("1,1", "2,1", AUTO_TREE)}
     if args.peer:
         ways["transformers bf16"] = transformers_way(torch.bfloat16)
         ways["transformers fp32"] = transformers_way(torch.float32)

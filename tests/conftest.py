@@ -48,6 +48,22 @@ TINY_CONFIG: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
+SMALL_FAMILY: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": None,
+}
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 512},
+    "opt": {"hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "num_hidden_layers": 2},
+}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -186,6 +202,44 @@ def smollm2_path() -> Path:
     return resolve_model_path("smollm2-135m")
 
 
+def family_config(model_type: str, **changes: Any) -> Any:
+    """A transformers configuration of a two-layer model."""
+    from transformers import AutoConfig  # takes seconds
+
+    if model_type in FAMILY_SIZES:
+        common = {
+            key: SMALL_FAMILY[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+        }
+        sizes = {**common, **FAMILY_SIZES[model_type]}
+    else:
+        sizes = {**SMALL_FAMILY, "head_dim": 8}
+    return AutoConfig.for_model(model_type, **{**sizes, **changes})
+
+
+@pytest.fixture(scope="session")
+def write_family() -> Callable[..., tuple[Path, Any]]:
+    """write_family(directory, model_type, **config changes): a random model, saved and in memory (fp32)."""
+
+    def write(directory: Path, model_type: str, **changes: Any) -> tuple[Path, Any]:
+        from transformers import AutoModelForCausalLM  # takes seconds
+
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(family_config(model_type, **changes)).float().eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                # Wild enough that logits depend on the whole context.
+                noise = torch.randn_like(parameter)
+                if parameter.ndim == 1:
+                    parameter.copy_(0.1 * noise + (0 if name.endswith("bias") else 1))
+                else:
+                    is_table = "emb" in name or "wte" in name or "wpe" in name
+                    parameter.copy_(noise if is_table else 1.5 * noise / parameter.shape[1] ** 0.5)
+        model.save_pretrained(directory)
+        return directory, model
+
+    return write
+
+
 def _byte_level(pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> Tokenizer:
     backend = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -209,6 +263,16 @@ def _sentencepiece() -> Tokenizer:
     return backend
 
 
+def _wordpiece() -> Tokenizer:
+    chars = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = ["[UNK]", *chars, *(f"##{c}" for c in chars), *".,", "the", "an", "12", "##nd"]
+    backend = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.add_special_tokens(["[UNK]"])
+    return backend
+
+
 def _save_tokenizer(backend: Tokenizer, directory: Path, **named: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     backend.save(str(directory / "tokenizer.json"))
@@ -227,6 +291,12 @@ def byte_level() -> ByteLevel:
 def sentencepiece() -> Tokenizer:
     """What Llama 2 has: BOS, bytes to fall back on, words with their space."""
     return _sentencepiece()
+
+
+@pytest.fixture(scope="session")
+def wordpiece() -> Tokenizer:
+    """What BERT has: words and their parts, no spaces."""
+    return _wordpiece()
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from specinfer import LLM, RequestError, SamplingParams, StreamChunk
+from specinfer import LLM, ConfigError, EngineConfig, RequestError, SamplingParams, StreamChunk
 from specinfer.engine.engine import Engine
 
 PARAMS = SamplingParams(seed=1, max_tokens=12)
@@ -42,6 +44,15 @@ def no_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stream(llm: LLM, prompt: Any, params: SamplingParams) -> Generator[StreamChunk]:
     return cast("Generator[StreamChunk]", llm.stream(prompt, params))
+
+
+def test_the_settings_are_those_of_the_config() -> None:
+    ours = inspect.signature(LLM).parameters
+    for field in fields(EngineConfig):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        assert ours[field.name].default == default
+    with pytest.raises(ConfigError, match="max_num_seq is not known\nhint: did you mean max_num_seqs"):
+        LLM("smollm2-135m", max_num_seq=2)  # type: ignore[call-arg]
 
 
 def test_text_ids_and_mixed_lists(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from specinfer import RequestError, SamplingParams
 MAX_INT = 2**31 - 1
 ACCEPTED = [
     ("temperature", [0, 0.0, 0.5, 1, 100.0]),
-    ("top_k", [0, 1, MAX_INT]),
+    ("top_k", [-1, 0, 1, MAX_INT]),
     ("top_p", [1e-9, 0.5, 1, 1.0]),
     ("min_p", [0, 0.0, 0.5, 1.0]),
     ("typical_p", [1e-9, 0.5, 1]),
@@ -35,11 +35,11 @@ ACCEPTED = [
     ("stop_token_ids", [[], [0], (1, MAX_INT)]),
     ("n", [1, 1024]),
 ]
-CANONICAL = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
+CANONICAL = ("top_k", "stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 NAN, INF = float("nan"), float("inf")
 REFUSED = [
     ("temperature", [-1, -1e-9, 100.1, NAN, INF, "1", None, True], "[0, 100]"),
-    ("top_k", [-1, 2**31, 1.0, "1", None, True], f"[0, {MAX_INT}]"),
+    ("top_k", [-2, 2**31, 1.0, "1", None, True], f"[-1, {MAX_INT}]"),
     ("top_p", [0, 0.0, -0.1, 1.1, NAN, "1", None], "(0, 1]"),
     ("min_p", [-0.1, 1.1, NAN, INF, "1", None], "[0, 1]"),
     ("typical_p", [0, 0.0, 1.1, NAN, None], "(0, 1]"),
@@ -94,6 +94,7 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
 def test_one_canonical_form() -> None:
     params = SamplingParams(stop="end", stop_token_ids=[3, 4])
     assert params.stop_strings == ("end",)
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
     assert params.stop_token_ids == (3, 4)
     assert params == SamplingParams(stop=["end"], stop_token_ids=(3, 4))
     assert hash(params) == hash(SamplingParams(stop=("end",), stop_token_ids=[3, 4]))
@@ -116,6 +117,6 @@ def test_the_canonical_form_of_biases() -> None:
     )
 
 
-def test_an_unknown_parameter_is_named() -> None:
-    with pytest.raises(TypeError, match="top_q"):
-        SamplingParams(top_q=1)  # type: ignore[call-arg]
+def test_an_unknown_parameter_is_named_with_the_nearest() -> None:
+    with pytest.raises(RequestError, match="temprature is not known\nhint: did you mean temperature?"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]

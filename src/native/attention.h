@@ -40,9 +40,12 @@ struct Chunk {
   }
 };
 
-// Adds `count` keys to a query's state: its largest score, its sum of weights, its weighted values.
-static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int count, float* largest_score, float* total, float* acc) {
-  const int dim = c.a.head_dim;
+// Adds keys first to last - 1 of a chunk to a query's state: its largest score, its sum of weights, its weighted values.
+static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int first, int last, float* largest_score,
+                                             float* total, float* acc) {
+  const int dim = c.a.head_dim, count = last - first;
+  const float* const* keys = c.k + first;
+  const float* const* values = c.v + first;
   alignas(64) float weight[KEY_CHUNK];
   F top = splat(-__builtin_inff());
   const int padded = (count + W - 1) / W * W;
@@ -51,7 +54,7 @@ static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int
     const float* row[W];
 #pragma GCC unroll 8
     for (int i = 0; i < W; ++i) {
-      row[i] = c.k[j + i < count ? j + i : count - 1];
+      row[i] = keys[j + i < count ? j + i : count - 1];
       dot[i] = splat(0.0f);
     }
     for (int d = 0; d < dim; d += W) {
@@ -82,7 +85,7 @@ static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int
     for (int i = 0; i < 8; ++i) y[i] = load(acc + d + i * W) * splat(keep);
     for (int j = 0; j < count; ++j) {
       const F p = splat(weight[j]);
-      const float* v = c.v[j] + d;
+      const float* v = values[j] + d;
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) y[i] = fma(p, load(v + i * W), y[i]);
     }
@@ -91,46 +94,51 @@ static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int
   }
   for (; d < dim; d += W) {
     F y = load(acc + d) * splat(keep);
-    for (int j = 0; j < count; ++j) y = fma(splat(weight[j]), load(c.v[j] + d), y);
+    for (int j = 0; j < count; ++j) y = fma(splat(weight[j]), load(values[j] + d), y);
     store(acc + d, y);
   }
 }
+
+INLINE int within_chunk(int64_t key) { return key < 0 ? 0 : key > KEY_CHUNK ? KEY_CHUNK : int(key); }
 
 void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, float* scratch) {
   const int group = a.heads / a.kv_heads, dim = a.head_dim;
   Chunk chunk{a, kv_head, scratch, {}, {}, {}};
   float* state = scratch + 2 * KEY_CHUNK * dim;  // per query: largest score, sum, then the values
-  int64_t keys = 0;
+  int64_t oldest = INT64_MAX, keys = 0;  // positions that some query sees: oldest to keys - 1
   for (int i = begin; i < end; ++i) {
     float* s = state + (i - begin) * (dim + 2);
     s[0] = -__builtin_inff();
     for (int d = 1; d < dim + 2; ++d) s[d] = 0.0f;
     const int64_t seen = span.context_len + span.depth[i / group] + 1;
+    const int64_t first = seen > a.window ? seen - a.window : 0;
+    oldest = first < oldest ? first : oldest;
     keys = seen > keys ? seen : keys;
   }
-  const int64_t fetched = span.context_len < KEY_CHUNK ? span.context_len : KEY_CHUNK;
-  for (int64_t at = 0; at < fetched; ++at) chunk.fetch(span.context[at]);
-  for (int64_t start = 0; start < keys; start += KEY_CHUNK) {
+  oldest = oldest / KEY_CHUNK * KEY_CHUNK;
+  for (int64_t at = oldest; at < oldest + KEY_CHUNK && at < span.context_len; ++at) chunk.fetch(span.context[at]);
+  for (int64_t start = oldest; start < keys; start += KEY_CHUNK) {
     const int64_t next = start + KEY_CHUNK, after = next + KEY_CHUNK;
     for (int64_t at = next; at < after && at < span.context_len; ++at) chunk.fetch(span.context[at]);
     for (int j = 0; j < KEY_CHUNK; ++j) chunk.slot[j] = -1;
-    int node = -1, count = 0;
+    int node = -1, first = 0, last = 0;
     for (int i = begin; i < end; ++i) {
       if (i / group != node) {
         node = i / group;
         const int64_t seen = span.context_len + span.depth[node] + 1 - start;
-        count = int(seen < KEY_CHUNK ? seen : KEY_CHUNK);
-        for (int j = 0; j < count; ++j) {
+        first = within_chunk(seen - a.window);
+        last = within_chunk(seen);
+        for (int j = first; j < last; ++j) {
           const int64_t at = start + j, d = at - span.context_len;
           chunk.set(j, d < 0                  ? span.context[at]
                        : d < span.trunk[node] ? span.slots[d]
                                               : span.slots[span.path[span.path_offset[node] + d - span.trunk[node]]]);
         }
       }
-      if (count <= 0) continue;
+      if (first >= last) continue;
       float* s = state + (i - begin) * (dim + 2);
       const float* q = a.q + (span.first_row + node) * a.q_stride + (kv_head * group + i % group) * dim;
-      attend(chunk, q, count, s, s + 1, s + 2);
+      attend(chunk, q, first, last, s, s + 1, s + 2);
     }
   }
   for (int i = begin; i < end; ++i) {

@@ -28,6 +28,13 @@ static Type type_of(const std::string& name) {
   throw std::invalid_argument("type '" + name + "' is not known");
 }
 
+static Store inner_of(const std::string& name) {
+  if (name == "gated") return Store::gated;
+  if (name == "relu") return Store::relu;
+  if (name == "gelu") return Store::gelu;
+  throw std::invalid_argument("inner rows are not made by '" + name + "'");
+}
+
 template <typename T>
 static T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
@@ -35,21 +42,24 @@ static T* at(uintptr_t address) {
 
 class Model {
  public:
-  Model(int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate, int vocab, float eps, bool tied,
-        const std::vector<std::string>& types, const std::string& level, int threads)
-      : weights_(checked({hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, eps, tied}), types_of(types),
-                 choose_kernels(level.c_str())),
+  Model(int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate, int vocab, int head_size,
+        float eps, bool tied, const std::string& inner, bool layer_norm, bool head_norms,
+        const std::vector<int>& windows, const std::vector<std::string>& types, const std::string& level, int threads)
+      : weights_(checked({hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, eps, tied, head_size,
+                          inner_of(inner), layer_norm, head_norms, windows}),
+                 types_of(types), choose_kernels(level.c_str())),
         pool_(shared_pool(threads)),
-        forward_(weights_, kv_, rotary_) {}
+        forward_(weights_, kv_, positions_) {}
 
+  // Addresses that are 0 are not there, here and below.
   void set(const std::string& name, int layer, uintptr_t data, const std::string& type, int64_t rows, int64_t columns) {
     weights_.set(name, layer, at<void>(data), type_of(type), rows, columns);
   }
   void set_bias(const std::string& name, int layer, uintptr_t data, int64_t rows) {
     weights_.set_bias(name, layer, at<float>(data), rows);
   }
-  void set_norm(const std::string& name, int layer, uintptr_t data, int64_t size) {
-    weights_.set_norm(name, layer, at<float>(data), size);
+  void set_norm(const std::string& name, int layer, uintptr_t weight, uintptr_t bias, int64_t size) {
+    weights_.set_norm(name, layer, at<float>(weight), at<float>(bias), size);
   }
 
   void set_pool(const std::vector<uintptr_t>& keys, const std::vector<uintptr_t>& values, int64_t slots,
@@ -61,12 +71,11 @@ class Model {
     for (uintptr_t k : keys) kv_.keys.push_back(at<void>(k));
     for (uintptr_t v : values) kv_.values.push_back(at<void>(v));
   }
-  void set_rotary(uintptr_t cosine, uintptr_t sine, int64_t positions) {
-    rotary_ = Rotary{at<float>(cosine), at<float>(sine), positions};
+  void set_positions(uintptr_t cosine, uintptr_t sine, uintptr_t learned, int64_t count) {
+    positions_ = Positions{at<float>(cosine), at<float>(sine), at<float>(learned), count};
   }
   void finish() const { weights_.check_complete(); }
 
-  // Addresses that are 0 are not there.
   void forward(Ints context_slots, Ints context_lens, Ints span_lens, Ints slots, Ints parents, Ints token_ids,
                Ints logits_rows, int first_layer, int last_layer, uintptr_t hidden_in, uintptr_t hidden_out,
                uintptr_t logits, Ints captured, Ints capture_out) {
@@ -113,16 +122,21 @@ class Model {
   }
   static Shape checked(const Shape& s) {
     if (s.hidden < 1 || s.layers < 0 || s.heads < 1 || s.kv_heads < 1 || s.head_dim < 1 || s.intermediate < 1 ||
-        s.vocab < 1)
+        s.vocab < 1 || s.head_size < 1)
       throw std::invalid_argument("a size is not positive");
     if (s.heads % s.kv_heads || s.head_dim % 8)
       throw std::invalid_argument("heads must be a multiple of K/V heads, and head_dim of 8");
+    if (s.tied && s.head_size != s.vocab) throw std::invalid_argument("a tied head is as long as its embedding");
+    if (s.layer_norm && s.head_norms) throw std::invalid_argument("heads are normalised by RMSNorm alone");
+    if (s.windows.size() != size_t(s.layers)) throw std::invalid_argument("one window a layer is needed");
+    for (int window : s.windows)
+      if (window < 1) throw std::invalid_argument("a window is not positive");
     return s;
   }
 
   std::mutex mutex_;
   KvPool kv_;
-  Rotary rotary_;
+  Positions positions_;
   Weights weights_;
   Pool& pool_;
   Forward forward_;
@@ -139,21 +153,30 @@ NB_MODULE(_cpu, m) {
   m.def("choose", [](uintptr_t logits, int64_t n, float divisor, uint64_t seed, uint32_t sample_index, uint32_t position) {
     return choose(at<float>(logits), n, divisor, {seed, sample_index, position});
   });
+  m.def("pick", [](uintptr_t x, int64_t n, int count) {
+    std::vector<int64_t> columns(static_cast<size_t>(count));
+    std::vector<double> shares(static_cast<size_t>(count));
+    const int found = pick(at<float>(x), n, count, columns.data(), shares.data());
+    columns.resize(static_cast<size_t>(found));
+    shares.resize(static_cast<size_t>(found));
+    return std::make_pair(columns, shares);
+  });
   m.def("nucleus", [](uintptr_t x, int64_t n, double share) {
     const Nucleus found = nucleus(at<float>(x), n, share);
     return std::make_pair(found.bound, found.size);
   });
   nb::class_<Model>(m, "Model")
-      .def(nb::init<int, int, int, int, int, int, int, float, bool, const std::vector<std::string>&,
-                    const std::string&, int>(),
+      .def(nb::init<int, int, int, int, int, int, int, int, float, bool, const std::string&, bool, bool,
+                    const std::vector<int>&, const std::vector<std::string>&, const std::string&, int>(),
            nb::kw_only(), nb::arg("hidden"), nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"),
-           nb::arg("head_dim"), nb::arg("intermediate"), nb::arg("vocab"), nb::arg("eps"), nb::arg("tied"),
+           nb::arg("head_dim"), nb::arg("intermediate"), nb::arg("vocab"), nb::arg("head_size"), nb::arg("eps"),
+           nb::arg("tied"), nb::arg("inner"), nb::arg("layer_norm"), nb::arg("head_norms"), nb::arg("windows"),
            nb::arg("types"), nb::arg("level"), nb::arg("threads"))
       .def("set", &Model::set)
       .def("set_bias", &Model::set_bias)
       .def("set_norm", &Model::set_norm)
       .def("set_pool", &Model::set_pool)
-      .def("set_rotary", &Model::set_rotary)
+      .def("set_positions", &Model::set_positions)
       .def("finish", &Model::finish)
       .def("forward", &Model::forward, nb::arg("context_slots").noconvert(), nb::arg("context_lens").noconvert(),
            nb::arg("span_lens").noconvert(), nb::arg("slots").noconvert(), nb::arg("parents").noconvert(),

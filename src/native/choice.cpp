@@ -140,16 +140,71 @@ INLINE double exp_of(double x) {
   return p * as_double((bits + 1023) << 52);
 }
 
-// By buckets of values: the one in which the share is reached is sorted.
-BEST_OF_CPU Nucleus nucleus(const float* x, int64_t n, double share) {
-  constexpr int BUCKETS = 1024;
-  constexpr float PER_UNIT = 32.0f;
+// e^x for x <= 0, e^-87 below -87; relative error below 1e-6.
+INLINE float estimate_exp(float x) {
+  constexpr float MAGIC = 0x1.8p23f;
+  const float y = x > -87.0f ? x : -87.0f, shifted = y * 1.44269504f + MAGIC, n = shifted - MAGIC;
+  const float r = (y - n * 0.693145752f) - n * 1.42860677e-06f;
+  float p = 1.0f;
+#pragma GCC unroll 6
+  for (int k = 6; k > 0; --k) p = p * r * (1.0f / float(k)) + 1.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &shifted, 4);
+  bits = (bits + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return p * power;
+}
+
+// The largest of x[0 .. n - 1].
+INLINE float largest_of(const float* x, int64_t n) {
   float lanes[BLOCK];
   std::fill(lanes, lanes + BLOCK, -INF);
   for (int64_t first = 0; first < n; first += BLOCK)
     for (int i = 0, size = int(std::min<int64_t>(BLOCK, n - first)); i < size; ++i)
       lanes[i] = x[first + i] > lanes[i] ? x[first + i] : lanes[i];
-  const float largest = *std::max_element(lanes, lanes + BLOCK);
+  return *std::max_element(lanes, lanes + BLOCK);
+}
+
+// Most blocks have nothing above the least of those found.
+BEST_OF_CPU int pick(const float* x, int64_t n, int count, int64_t* columns, double* shares) {
+  if (count < 1) return 0;
+  int found = 0;
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    const int size = int(std::min<int64_t>(BLOCK, n - first));
+    float least = found < count ? -INF : x[columns[count - 1]];
+    int num_above = 0;
+    for (int i = 0; i < size; ++i) num_above += x[first + i] > least;
+    for (int i = 0; num_above && i < size; ++i) {
+      const float value = x[first + i];
+      if (!(value > least)) continue;
+      int at = found < count ? found++ : count - 1;
+      for (; at > 0 && x[columns[at - 1]] < value; --at) columns[at] = columns[at - 1];
+      columns[at] = first + i;
+      least = found < count ? -INF : x[columns[count - 1]];
+    }
+  }
+  if (found == 0) return 0;
+  const float largest = x[columns[0]];
+  double total = 0.0;
+  for (int64_t first = 0; first < n; first += BLOCK) {
+    float shares_of_block[8] = {};
+    int64_t i = first;
+    const int64_t end = std::min(first + BLOCK, n);
+    for (; i + 8 <= end; i += 8)
+      for (int lane = 0; lane < 8; ++lane) shares_of_block[lane] += estimate_exp(x[i + lane] - largest);
+    for (; i < end; ++i) shares_of_block[0] += estimate_exp(x[i] - largest);
+    for (float share : shares_of_block) total += share;
+  }
+  for (int i = 0; i < found; ++i) shares[i] = estimate_exp(x[columns[i]] - largest) / total;
+  return found;
+}
+
+// By buckets of values: the one in which the share is reached is sorted.
+BEST_OF_CPU Nucleus nucleus(const float* x, int64_t n, double share) {
+  constexpr int BUCKETS = 1024;
+  constexpr float PER_UNIT = 32.0f;
+  const float largest = largest_of(x, n);
   std::vector<uint16_t> bucket_of(static_cast<size_t>(n));
   double weights[BUCKETS] = {}, others[BUCKETS] = {}, total = 0.0;
   for (int64_t first = 0; first < n; first += BLOCK) {

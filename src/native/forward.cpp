@@ -8,16 +8,14 @@
 namespace specinfer {
 
 enum Op {
-  INPUT_NORM, QKV, ROTATE, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, GATE_UP, QUANTIZE_GATED, DOWN, CAPTURE, PER_LAYER
+  INPUT_NORM, QKV, STORE_KV, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN, CAPTURE, PER_LAYER
 };
 enum { BEGIN = PER_LAYER, FINAL_NORM, HEAD, END };
 
 constexpr int64_t ROW_CHUNK = 8;
 constexpr int64_t CHUNK_BYTES = 1 << 19;
 
-static int64_t quantized_bytes(const Linear& l) {
-  return is_quantized(l.type) ? quantized_row_bytes(l.type, l.inputs) : 0;
-}
+static int64_t row_bytes(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
 
 static void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
@@ -30,7 +28,7 @@ void Forward::plan_span(int64_t first, int64_t length, int64_t context_len) {
     check(parent >= -1 && parent < i, "a parent must come before its child");
     depth_[row] = parent < 0 ? 0 : depth_[first + parent] + 1;
     positions_[row] = context_len + depth_[row];
-    check(positions_[row] < rotary_.positions, "a position lies beyond the rotary tables");
+    check(positions_[row] < tables_.count, "a position lies beyond the tables");
     path_offset_[row] = int32_t(path_.size());
     // On the chain from the top, a token's path is 0 .. i; elsewhere the chain's part and then a list.
     if (parent == i - 1 && (i == 0 || trunk_[row - 1] == i)) {
@@ -92,18 +90,18 @@ void Forward::plan(const Batch& batch, int threads) {
   };
   const Layer* layer = w_.layers.data();
   qkv_stride_ = s.layers ? int64_t(layer->qkv.panels) * panel : 0;
-  gated_stride_ = s.layers ? int64_t(layer->gate_up.panels) / 2 * panel : 0;
+  inner_stride_ = s.layers ? int64_t(layer->inner.panels) / (s.inner == Store::gated ? 2 : 1) * panel : 0;
   grow(hidden_, n * hidden_stride_);
   grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
   grow(qkv_rows_, n * qkv_stride_);
   grow(attended_, n * s.heads * s.head_dim);
-  grow(gated_, n * gated_stride_);
+  grow(inner_, n * inner_stride_);
   scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
   grow(scratch_, scratch_size_ * threads);
-  int64_t quantized = quantized_bytes(w_.head) * b_.num_logits;
+  int64_t quantized = row_bytes(w_.head) * b_.num_logits;
   for (const Layer& l : w_.layers)
-    for (const Linear* linear : {&l.qkv, &l.out, &l.gate_up, &l.down})
-      quantized = std::max(quantized, quantized_bytes(*linear) * n);
+    for (const Linear* linear : {&l.qkv, &l.out, &l.inner, &l.down})
+      quantized = std::max(quantized, row_bytes(*linear) * n);
   if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
 
   // Enough pieces for the threads, large enough to share the keys they load.
@@ -128,11 +126,11 @@ GemmArgs Forward::gemm(int op, int index) {
   const Shape& s = w_.shape;
   auto args = [&](const Linear& linear, const std::vector<float>& x, int64_t x_stride, int rows, float* out,
                   int64_t out_stride, Store store) {
-    if (is_quantized(linear.type))
-      return GemmArgs{&linear, quantized_.data(), quantized_bytes(linear), rows, out, out_stride, int(out_stride), store};
+    if (converts_rows(linear.type))
+      return GemmArgs{&linear, quantized_.data(), row_bytes(linear), rows, out, out_stride, int(out_stride), store};
     return GemmArgs{&linear, x.data(), 4 * x_stride, rows, out, out_stride, int(out_stride), store};
   };
-  if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.vocab, Store::plain);
+  if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.head_size, Store::plain);
   const Layer& layer = w_.layers[index];
   float* hidden = hidden_.data();
   switch (op) {
@@ -140,10 +138,10 @@ GemmArgs Forward::gemm(int op, int index) {
       return args(layer.qkv, normed_, hidden_stride_, n, qkv_rows_.data(), qkv_stride_, Store::plain);
     case OUT:
       return args(layer.out, attended_, s.heads * s.head_dim, n, hidden, hidden_stride_, Store::add);
-    case GATE_UP:
-      return args(layer.gate_up, normed_, hidden_stride_, n, gated_.data(), gated_stride_, Store::gated);
+    case INNER:
+      return args(layer.inner, normed_, hidden_stride_, n, inner_.data(), inner_stride_, s.inner);
     default:
-      return args(layer.down, gated_, gated_stride_, n, hidden, hidden_stride_, Store::add);
+      return args(layer.down, inner_, inner_stride_, n, hidden, hidden_stride_, Store::add);
   }
 }
 
@@ -155,11 +153,35 @@ int Forward::panels_per_chunk(const GemmArgs& args) const {
 }
 
 void Forward::quantize(const Linear& linear, const float* x, int64_t row) {
-  if (is_quantized(linear.type))
-    w_.kernels.quantize(x, linear.inputs, linear.type, quantized_.data() + row * quantized_bytes(linear));
+  if (converts_rows(linear.type))
+    w_.kernels.quantize(x, linear.inputs, linear.type, quantized_.data() + row * row_bytes(linear));
 }
 
-static bool is_gemm(int op) { return op == QKV || op == OUT || op == GATE_UP || op == DOWN || op == HEAD; }
+void Forward::normalize(const Norm& norm, const float* x, float* out) const {
+  const int n = w_.shape.hidden, padded = int(hidden_stride_);
+  if (w_.shape.layer_norm)
+    w_.kernels.layer_norm(x, norm.weight, norm.bias, out, n, padded, w_.shape.eps);
+  else
+    w_.kernels.rms_norm(x, norm.weight, out, n, padded, w_.shape.eps);
+}
+
+void Forward::store_kv(int index, int64_t row) {
+  const Shape& s = w_.shape;
+  const Kernels& kernels = w_.kernels;
+  const int64_t at = positions_[row] * s.head_dim, kv = int64_t(s.kv_heads) * s.head_dim;
+  const int64_t out = b_.slots[row] * kv * (kv_.type == Type::f32 ? 4 : 2);
+  float* q = qkv_rows_.data() + row * qkv_stride_;
+  float* k = q + int64_t(s.heads) * s.head_dim;
+  if (s.head_norms) {
+    kernels.head_norm(q, w_.layers[index].q_norm.weight, s.heads, s.head_dim, s.eps);
+    kernels.head_norm(k, w_.layers[index].k_norm.weight, s.kv_heads, s.head_dim, s.eps);
+  }
+  if (tables_.cosine) kernels.rotate(q, s.heads + s.kv_heads, s.head_dim, tables_.cosine + at, tables_.sine + at);
+  kernels.to_kv(k, static_cast<char*>(kv_.keys[index]) + out, kv, kv_.type);
+  kernels.to_kv(k + kv, static_cast<char*>(kv_.values[index]) + out, kv, kv_.type);
+}
+
+static bool is_gemm(int op) { return op == QKV || op == OUT || op == INNER || op == DOWN || op == HEAD; }
 
 int Forward::chunks(int phase) {
   const int num_layers = b_.last_layer - b_.first_layer, last = 1 + num_layers * PER_LAYER;
@@ -174,8 +196,8 @@ int Forward::chunks(int phase) {
     return (args.linear->panels + per_chunk - 1) / per_chunk;
   }
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
-  if (op == QUANTIZE_ATTENDED && !is_quantized(w_.layers[layer].out.type)) return 0;
-  if (op == QUANTIZE_GATED && !is_quantized(w_.layers[layer].down.type)) return 0;
+  if (op == QUANTIZE_ATTENDED && !converts_rows(w_.layers[layer].out.type)) return 0;
+  if (op == QUANTIZE_INNER && !converts_rows(w_.layers[layer].down.type)) return 0;
   if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
     return 0;
   if (op == END && !b_.hidden_out) return 0;
@@ -193,7 +215,7 @@ void Forward::run(int phase, int chunk, int worker) {
   } else if (op == ATTEND) {
     const Shape& s = w_.shape;
     const AttentionArgs args{kv_.type, kv_.keys[layer], kv_.values[layer], s.heads, s.kv_heads, s.head_dim,
-                             1.0f / __builtin_sqrtf(float(s.head_dim)), qkv_rows_.data(), qkv_stride_,
+                             s.windows[layer], 1.0f / __builtin_sqrtf(float(s.head_dim)), qkv_rows_.data(), qkv_stride_,
                              attended_.data(), s.heads * s.head_dim};
     const int stride = std::min<int>(int(units_.size()), 60000);
     for (size_t i = chunk; i < units_.size(); i += stride) {
@@ -208,7 +230,6 @@ void Forward::run(int phase, int chunk, int worker) {
 
 void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
   const Shape& s = w_.shape;
-  const Kernels& kernels = w_.kernels;
   for (int64_t i = begin; i < end; ++i) {
     float* hidden = hidden_.data() + i * hidden_stride_;
     float* normed = normed_.data() + i * hidden_stride_;
@@ -219,37 +240,32 @@ void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
           std::memcpy(hidden, b_.hidden_in + i * s.hidden, 4 * s.hidden);
         } else {
           w_.embed(b_.token_ids[i], hidden);
+          if (const float* learned = tables_.learned) {
+            learned += positions_[i] * s.hidden;
+            for (int k = 0; k < s.hidden; ++k) hidden[k] += learned[k];
+          }
         }
         break;
       case INPUT_NORM:
       case POST_NORM: {
         const Layer& layer = w_.layers[index];
-        kernels.rms_norm(hidden, op == INPUT_NORM ? layer.input_norm : layer.post_norm, normed, s.hidden,
-                         int(hidden_stride_), s.eps);
-        quantize(op == INPUT_NORM ? layer.qkv : layer.gate_up, normed, i);
+        normalize(op == INPUT_NORM ? layer.input_norm : layer.post_norm, hidden, normed);
+        quantize(op == INPUT_NORM ? layer.qkv : layer.inner, normed, i);
         break;
       }
       case QUANTIZE_ATTENDED:
         quantize(w_.layers[index].out, attended_.data() + i * s.heads * s.head_dim, i);
         break;
-      case QUANTIZE_GATED:
-        quantize(w_.layers[index].down, gated_.data() + i * gated_stride_, i);
+      case QUANTIZE_INNER:
+        quantize(w_.layers[index].down, inner_.data() + i * inner_stride_, i);
         break;
       case FINAL_NORM:
-        kernels.rms_norm(hidden_.data() + b_.logits_rows[i] * hidden_stride_, w_.final_norm, normed, s.hidden,
-                         int(hidden_stride_), s.eps);
+        normalize(w_.final_norm, hidden_.data() + b_.logits_rows[i] * hidden_stride_, normed);
         quantize(w_.head, normed, i);
         break;
-      case ROTATE: {
-        float* q = qkv_rows_.data() + i * qkv_stride_;
-        const int64_t at = positions_[i] * s.head_dim, kv = int64_t(s.kv_heads) * s.head_dim;
-        const int64_t out = b_.slots[i] * kv * (kv_.type == Type::f32 ? 4 : 2);
-        kernels.rotate(q, s.heads + s.kv_heads, s.head_dim, rotary_.cosine + at, rotary_.sine + at);
-        const float* k = q + int64_t(s.heads) * s.head_dim;
-        kernels.to_kv(k, static_cast<char*>(kv_.keys[index]) + out, kv, kv_.type);
-        kernels.to_kv(k + kv, static_cast<char*>(kv_.values[index]) + out, kv, kv_.type);
+      case STORE_KV:
+        store_kv(index, i);
         break;
-      }
       case CAPTURE: {
         const int64_t which = std::find(b_.captured, b_.captured + b_.num_captured, index) - b_.captured;
         std::memcpy(b_.capture_out[which] + i * s.hidden, hidden, 4 * s.hidden);

@@ -15,11 +15,12 @@ struct KvPool {
   std::vector<void*> keys, values;
 };
 
-// Rotary tables [positions, head_dim]; the sign of the rotated first half is in `sine`.
-struct Rotary {
-  const float* cosine = nullptr;
-  const float* sine = nullptr;
-  int64_t positions = 0;
+// What a position gives: an angle to q and k, or a learned row to the embedding. The others are null.
+struct Positions {
+  const float* cosine = nullptr;   // [count, head_dim]
+  const float* sine = nullptr;     // likewise, with the sign of the rotated first half
+  const float* learned = nullptr;  // [count, hidden]
+  int64_t count = 0;
 };
 
 // Flattened over spans. Rows are tokens; parents count within their span.
@@ -36,7 +37,7 @@ struct Batch {
   int64_t num_rows, num_logits;
   const float* hidden_in;  // [rows, hidden] or null
   float* hidden_out;       // [rows, hidden] or null
-  float* logits;           // [num_logits, vocab]
+  float* logits;           // [num_logits, head_size]
   int first_layer, last_layer;
   const int64_t* captured;  // layers
   float* const* capture_out;
@@ -45,7 +46,7 @@ struct Batch {
 
 class Forward : public Job {
  public:
-  Forward(const Weights& weights, const KvPool& kv, const Rotary& rotary) : w_(weights), kv_(kv), rotary_(rotary) {}
+  Forward(const Weights& weights, const KvPool& kv, const Positions& positions) : w_(weights), kv_(kv), tables_(positions) {}
 
   // Throws std::invalid_argument where the batch does not fit the model or the pool.
   void run(const Batch& batch, Pool& pool);
@@ -64,14 +65,16 @@ class Forward : public Job {
   GemmArgs gemm(int op, int layer);
   int panels_per_chunk(const GemmArgs& args) const;
   void quantize(const Linear& linear, const float* x, int64_t row);
+  void normalize(const Norm& norm, const float* x, float* out) const;
+  void store_kv(int layer, int64_t row);
 
   const Weights& w_;
   const KvPool& kv_;
-  const Rotary& rotary_;
+  const Positions& tables_;
   Batch b_{};
   int threads_ = 1;
-  int64_t hidden_stride_ = 0, qkv_stride_ = 0, gated_stride_ = 0, scratch_size_ = 0;
-  std::vector<float> hidden_, normed_, qkv_rows_, attended_, gated_, scratch_;
+  int64_t hidden_stride_ = 0, qkv_stride_ = 0, inner_stride_ = 0, scratch_size_ = 0;
+  std::vector<float> hidden_, normed_, qkv_rows_, attended_, inner_, scratch_;
   std::vector<char> quantized_;  // the rows that the next linear takes, where it is quantised
   std::vector<int64_t> positions_;
   std::vector<int32_t> depth_, trunk_, path_offset_, path_;

@@ -2,11 +2,19 @@
 // nothing but the row. Included inside a level's namespace.
 
 constexpr int PANEL = 2 * W;
-constexpr int MAX_ROWS = 6;
+constexpr int MAX_ROWS = W == 16 ? 12 : 6;  // two accumulators each, of 32 or 16 registers
 
-template <bool BF16>
+// Calls tile(r), whose r is a constant of the value of `rows`: 1 .. MAX_ROWS.
+template <int R = 1, class Tile>
+INLINE void with_rows(int rows, const Tile& tile) {
+  if (rows == R) return tile(std::integral_constant<int, R>());
+  if constexpr (R < MAX_ROWS) with_rows<R + 1>(rows, tile);
+}
+
+// One step takes an input, or a pair of inputs in bf16.
+template <Type T>
 INLINE void panel_step(const char* p, F& lo, F& hi) {
-  if (BF16) {
+  if (T == Type::bf16) {
     const U w = *reinterpret_cast<const U*>(p);
     lo = (F)(w << 16);
     hi = (F)(w & 0xffff0000u);
@@ -16,7 +24,18 @@ INLINE void panel_step(const char* p, F& lo, F& hi) {
   }
 }
 
-INLINE void store_panel(const GemmArgs& a, int panel, int row, F lo, F hi) {
+// acc + x w
+template <Type T>
+INLINE F add_product(F acc, F x, F w) {
+#ifdef __AVX512BF16__
+  if (T == Type::bf16_pairs) return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x);
+#endif
+  return fma(x, w, acc);
+}
+
+// Not inlined into each of the tiles.
+static __attribute__((noinline)) void store_row(const GemmArgs& a, int panel, int row, const float* y) {
+  F lo = load(y), hi = load(y + W);
   if (a.linear->bias) {
     lo = lo + load(a.linear->bias + int64_t(panel) * PANEL);
     hi = hi + load(a.linear->bias + int64_t(panel) * PANEL + W);
@@ -37,76 +56,87 @@ INLINE void store_panel(const GemmArgs& a, int panel, int row, F lo, F hi) {
   } else if (gated && panel % 2) {
     lo = silu(load(out)) * lo;
     hi = silu(load(out + W)) * hi;
+  } else if (a.store == Store::relu) {
+    lo = max(splat(0.0f), lo);
+    hi = max(splat(0.0f), hi);
+  } else if (a.store == Store::gelu) {
+    lo = gelu(lo);
+    hi = gelu(hi);
   }
   store(out, lo);
   store(out + W, hi);
 }
 
+template <int R>
+INLINE void store_panel(const GemmArgs& a, int panel, int row, const F* lo, const F* hi) {
+  float y[R][PANEL];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    store(y[r], lo[r]);
+    store(y[r] + W, hi[r]);
+  }
+#pragma GCC unroll 1
+  for (int r = 0; r < R; ++r) store_row(a, panel, row + r, y[r]);
+}
+
+constexpr int64_t LINE = 64;  // bytes that a prefetch fetches
+
 // R rows by P neighbouring panels. Every step also fetches `ahead`, moved on by `ahead_step`, of what comes next.
-template <bool BF16, int R, int P>
+template <Type T, int R, int P>
 void tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
-  const int64_t n = a.linear->inputs, step = BF16 ? 2 * PANEL : 4 * PANEL;
+  constexpr int64_t step = T == Type::bf16 ? 2 * PANEL : 4 * PANEL;
+  const int64_t n = panel_bytes(T, a.linear->inputs, PANEL) / step;
   const char* w = a.linear->data + panel * step * n;
   const float* x[R];
-  F lo[R][P], hi[R][P];
-#pragma GCC unroll 8
+  F lo[P][R], hi[P][R];
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     x[r] = reinterpret_cast<const float*>(static_cast<const char*>(a.x) + (row + r) * a.x_stride);
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) lo[r][p] = hi[r][p] = splat(0.0f);
+#pragma GCC unroll 12
+    for (int p = 0; p < P; ++p) lo[p][r] = hi[p][r] = splat(0.0f);
   }
   for (int64_t k = 0; k < n; ++k) {
     F wl[P], wh[P];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int p = 0; p < P; ++p) {
-      panel_step<BF16>(w + p * step * n, wl[p], wh[p]);
-      __builtin_prefetch(ahead + p * step * n, 0, 2);
+      panel_step<T>(w + p * step * n, wl[p], wh[p]);
+      for (int64_t at = 0; at < step; at += LINE) __builtin_prefetch(ahead + p * step * n + at, 0, 2);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const F v = splat(x[r][k]);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int p = 0; p < P; ++p) {
-        lo[r][p] = fma(v, wl[p], lo[r][p]);
-        hi[r][p] = fma(v, wh[p], hi[r][p]);
+        lo[p][r] = add_product<T>(lo[p][r], v, wl[p]);
+        hi[p][r] = add_product<T>(hi[p][r], v, wh[p]);
       }
     }
     w += step;
     ahead += ahead_step;
   }
-#pragma GCC unroll 8
-  for (int p = 0; p < P; ++p)
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store_panel(a, panel + p, row + r, lo[r][p], hi[r][p]);
+#pragma GCC unroll 12
+  for (int p = 0; p < P; ++p) store_panel<R>(a, panel + p, row, lo[p], hi[p]);
 }
 
-template <bool BF16>
+template <Type T>
 void gemm_of(const GemmArgs& a, int begin, int end) {
-  const int64_t panel_bytes = int64_t(a.linear->inputs) * PANEL * (BF16 ? 2 : 4);
-  const int64_t step = panel_bytes / a.linear->inputs;
+  const int64_t bytes = panel_bytes(T, a.linear->inputs, PANEL), step = T == Type::bf16 ? 2 * PANEL : 4 * PANEL;
   if (a.rows <= 2) {  // one row's two accumulators would wait for each other: two panels at once
     for (; begin + 2 <= end; begin += 2) {
-      const char* next = a.linear->data + (begin + 2 < end ? begin + 2 : begin) * panel_bytes;
-      if (a.rows == 1) tile<BF16, 1, 2>(a, begin, 0, next, step);
-      if (a.rows == 2) tile<BF16, 2, 2>(a, begin, 0, next, step);
+      const char* next = a.linear->data + (begin + 2 < end ? begin + 2 : begin) * bytes;
+      if (a.rows == 1) tile<T, 1, 2>(a, begin, 0, next, step);
+      if (a.rows == 2) tile<T, 2, 2>(a, begin, 0, next, step);
     }
   }
   const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
   for (; begin < end; ++begin) {
-    const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * panel_bytes;
+    const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * bytes;
     for (int b = 0; b < blocks; ++b) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
       // Each block of rows fetches its share of the next panel.
-      const char* ahead = next + panel_bytes * b / blocks;
+      const char* ahead = next + bytes * b / blocks;
       const int64_t ahead_step = step / blocks;
-      switch (rows) {
-        case 1: tile<BF16, 1, 1>(a, begin, row, ahead, ahead_step); break;
-        case 2: tile<BF16, 2, 1>(a, begin, row, ahead, ahead_step); break;
-        case 3: tile<BF16, 3, 1>(a, begin, row, ahead, ahead_step); break;
-        case 4: tile<BF16, 4, 1>(a, begin, row, ahead, ahead_step); break;
-        case 5: tile<BF16, 5, 1>(a, begin, row, ahead, ahead_step); break;
-        case 6: tile<BF16, 6, 1>(a, begin, row, ahead, ahead_step); break;
-      }
+      with_rows(rows, [&](auto r) { tile<T, r, 1>(a, begin, row, ahead, ahead_step); });
     }
   }
 }

@@ -4,8 +4,9 @@
 
 namespace specinfer {
 
-// f16 is read, but not stored. From q8_0 on, arithmetic is in integers, on rows that were quantised.
-enum class Type { f32, bf16, f16, q8_0, q4_0, q4_1, q4_k, q6_k };
+// f16 is read, but not stored. bf16_pairs is how bf16 lies where an instruction multiplies pairs of it: rows are rounded
+// to bf16 to meet it. From q8_0 on, arithmetic is in integers, on rows that were quantised.
+enum class Type { f32, bf16, f16, bf16_pairs, q8_0, q4_0, q4_1, q4_k, q6_k };
 
 // A packed linear layer: panels of `panel` output columns, as packing.h lays them out. Missing columns are zero.
 struct Linear {
@@ -21,11 +22,13 @@ enum class Store {
   plain,     // out = y
   add,       // out = out + y
   gated,     // panels alternate between gate and up: out = silu(gate) * up, half as wide
+  relu,      // out = max(y, 0)
+  gelu,      // out = gelu(y), by its tanh formula
 };
 
 struct GemmArgs {
   const Linear* linear;
-  const void* x;  // rows of x_stride bytes: fp32, or what `quantize` made of it for the type of the linear
+  const void* x;  // rows of x_stride bytes: fp32, or what `quantize` made of it where `converts_rows`
   int64_t x_stride;
   int rows;
   float* out;  // [rows, out_stride]
@@ -52,6 +55,7 @@ struct AttentionArgs {
   const void* keys;  // [slots, kv_heads, head_dim]
   const void* values;
   int heads, kv_heads, head_dim;
+  int64_t window;  // the last positions that a query sees, its own included
   float scale;
   const float* q;  // [rows, q_stride]
   int64_t q_stride;
@@ -74,13 +78,19 @@ struct Kernels {
   // Queries [begin, end) of one K/V head: query i is node i / group, head i % group of the group.
   void (*attention)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, float* scratch);
   void (*rms_norm)(const float* x, const float* weight, float* out, int n, int padded, float eps);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float* out, int n, int padded, float eps);
+  // RMSNorm of each of `heads` neighbours, in place.
+  void (*head_norm)(float* x, const float* weight, int heads, int head_dim, float eps);
   void (*rotate)(float* x, int heads, int head_dim, const float* cos, const float* sin);
   void (*to_kv)(const float* x, void* out, int64_t n, Type type);
+  Type bf16 = Type::bf16;  // what bf16 weights are kept as
 };
 
 const Kernels& portable_kernels();
 #ifdef SPECINFER_X86
 const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
 #endif
 
 // The level that SPECINFER_CPU names, or the best that this CPU has. Throws std::invalid_argument.

@@ -28,7 +28,7 @@ static uint16_t to_half(float x) {
 float element(const void* data, Type type, int64_t i) {
   if (type == Type::f32) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return type == Type::bf16 ? from_bits(uint32_t(bits) << 16) : half_to_float(bits);
+  return type == Type::f16 ? half_to_float(bits) : from_bits(uint32_t(bits) << 16);
 }
 
 // Where input k of a column is within the integers of its block, and how far up in its byte.
@@ -38,9 +38,12 @@ static int64_t byte_of(Type type, int panel, int64_t column, int64_t k) {
 }
 static int shift_of(Type type, int panel, int64_t column) { return has_nibbles(type) && column >= panel / 2 ? 4 : 0; }
 
-static int64_t bf16_place(int panel, int64_t column) {
+// Where input k of a column is within a panel of fp32 or bf16.
+static int64_t place_of(Type type, int panel, int64_t column, int64_t k) {
   const int half = panel / 2;
-  return column < half ? 2 * column : 2 * (column - half) + 1;
+  if (type == Type::f32) return k * panel + column;
+  if (type == Type::bf16_pairs) return k / 2 * 2 * panel + 2 * column + k % 2;
+  return k * panel + (column < half ? 2 * column : 2 * (column - half) + 1);
 }
 
 // A unit as GGUF stores it.
@@ -133,11 +136,11 @@ void pack(const Linear& l, int panel, int64_t which, int64_t column, const void*
       pack_stored(to, panel, column, unit, l.type, 32);
     }
   } else if (l.type == Type::f32) {
-    float* out = reinterpret_cast<float*>(to) + column;
-    for (int64_t k = 0; k < l.inputs; ++k) out[k * panel] = element(from, type, k);
-  } else if (l.type == Type::bf16) {
-    uint16_t* out = reinterpret_cast<uint16_t*>(to) + bf16_place(panel, column);
-    for (int64_t k = 0; k < l.inputs; ++k) out[k * panel] = to_bf16(element(from, type, k));
+    float* out = reinterpret_cast<float*>(to);
+    for (int64_t k = 0; k < l.inputs; ++k) out[place_of(l.type, panel, column, k)] = element(from, type, k);
+  } else if (l.type == Type::bf16 || l.type == Type::bf16_pairs) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(to);
+    for (int64_t k = 0; k < l.inputs; ++k) out[place_of(l.type, panel, column, k)] = to_bf16(element(from, type, k));
   } else {
     throw std::invalid_argument("panels of blocks are made of blocks only");
   }
@@ -146,8 +149,7 @@ void pack(const Linear& l, int panel, int64_t which, int64_t column, const void*
 void unpack(const Linear& l, int panel, int64_t which, int64_t column, float* out) {
   const char* from = l.data + which * panel_bytes(l.type, l.inputs, panel);
   if (!is_quantized(l.type)) {
-    const int64_t at = l.type == Type::f32 ? column : bf16_place(panel, column);
-    for (int64_t k = 0; k < l.inputs; ++k) out[k] = element(from, l.type, k * panel + at);
+    for (int64_t k = 0; k < l.inputs; ++k) out[k] = element(from, l.type, place_of(l.type, panel, column, k));
     return;
   }
   const Type t = l.type;

@@ -1,6 +1,7 @@
 // How weights lie in panels of output columns, and how rows are quantised to meet them.
 //
 // f32: for each input, its columns side by side. bf16: likewise as 32-bit words, column j low and j + panel / 2 high.
+// bf16_pairs: for every 2 inputs, both of column 0, both of column 1, ...; a row is rounded to bf16, an odd one padded.
 // Quantised types go by GGUF's units, each with one or two fp16 numbers for every column as in the file (a scale; in
 // q4_1 then a minimum, in q4_k what its minima are multiples of) and its blocks of inputs that share a scale. A block:
 // in q4_k and q6_k every column's scale as a multiple of the unit's, in q4_k then its minimum likewise, a byte each,
@@ -22,6 +23,7 @@ struct RowBlock {
   int32_t padding;
 };
 
+constexpr bool converts_rows(Type t) { return t >= Type::bf16_pairs; }
 constexpr bool is_quantized(Type t) { return t >= Type::q8_0; }
 constexpr bool has_nibbles(Type t) { return t == Type::q4_0 || t == Type::q4_1 || t == Type::q4_k; }
 
@@ -44,6 +46,7 @@ constexpr int64_t unit_bytes(Type t, int panel) {
 
 constexpr int64_t panel_bytes(Type t, int64_t inputs, int panel) {
   if (is_quantized(t)) return inputs / unit_inputs(t) * unit_bytes(t, panel);
+  if (t == Type::bf16_pairs) inputs = (inputs + 1) / 2 * 2;
   return inputs * panel * (t == Type::f32 ? 4 : 2);
 }
 
@@ -51,7 +54,11 @@ constexpr int64_t row_block_bytes(Type t) {
   return int64_t(sizeof(RowBlock)) + block_inputs(t) * (has_nibbles(t) ? 1 : 2);
 }
 
-constexpr int64_t quantized_row_bytes(Type t, int64_t inputs) { return inputs / block_inputs(t) * row_block_bytes(t); }
+// Of a row that was converted, else 0.
+constexpr int64_t converted_row_bytes(Type t, int64_t inputs) {
+  if (!is_quantized(t)) return converts_rows(t) ? (inputs + 1) / 2 * 4 : 0;
+  return inputs / block_inputs(t) * row_block_bytes(t);
+}
 
 // A quantised output's weights as GGUF stores them.
 constexpr int64_t stored_bytes(Type t, int64_t inputs) {

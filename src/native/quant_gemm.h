@@ -6,7 +6,9 @@ typedef int16_t S __attribute__((vector_size(4 * W), aligned(2), may_alias));
 
 // 2 * W bytes to 16 bits each.
 INLINE S widen_bytes(const char* p) {
-#ifdef __FMA__
+#if WIDTH == 16
+  return (S)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__FMA__)
   return (S)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
   typedef int8_t B __attribute__((vector_size(2 * W), aligned(1), may_alias));
@@ -17,12 +19,14 @@ INLINE S widen_bytes(const char* p) {
 INLINE I splat_word(const void* p) {
   int32_t x;
   std::memcpy(&x, p, 4);
-  return I{x, x, x, x, x, x, x, x};
+  return I{REPEAT(x)};
 }
 
 // Lane i: a[2i] * b[2i] + a[2i + 1] * b[2i + 1].
 INLINE I multiply_pairs(S a, S b) {
-#ifdef __FMA__
+#if WIDTH == 16
+  return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__FMA__)
   return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
   const I x = (I)a, y = (I)b;
@@ -30,28 +34,46 @@ INLINE I multiply_pairs(S a, S b) {
 #endif
 }
 
-// Sums of a block of nibbles times bytes, 8 columns: in 16 bits where that is what the instruction gives, since
+INLINE I add_pairs(I sums, S a, S b) {
+#ifdef __AVX512VNNI__
+  return (I)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#else
+  return sums + multiply_pairs(a, b);
+#endif
+}
+
+// Sums of a block of nibbles times bytes, W columns: in 16 bits where that is what the instruction gives, since
 // 16 * 15 * 127 fits, and with q4_0's start any sum on the way may wrap as its end fits.
-#ifdef __FMA__
+#if defined(__FMA__) && !defined(__AVX512VNNI__)
 typedef S NibbleSums;
 INLINE NibbleSums start_sums(I minus_eight) { return (S)minus_eight; }
 INLINE NibbleSums add_quads(NibbleSums sums, U nibbles, I x) {
+#if WIDTH == 16
+  return sums + (S)_mm512_maddubs_epi16((__m512i)nibbles, (__m512i)x);
+#else
   return sums + (S)_mm256_maddubs_epi16((__m256i)nibbles, (__m256i)x);
+#endif
 }
 INLINE I total(NibbleSums sums) { return multiply_pairs(sums, S{} + 1); }
 #else
 typedef I NibbleSums;
 INLINE NibbleSums start_sums(I minus_eight) { return multiply_pairs((S)minus_eight, S{} + 1); }
 INLINE NibbleSums add_quads(NibbleSums sums, U nibbles, I x) {
+#ifdef __AVX512VNNI__
+  return (I)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)nibbles, (__m512i)x);
+#else
   for (int i = 0; i < 32; i += 8) sums = sums + (I)((nibbles >> i) & 15) * ((I)((U)x << (24 - i)) >> 24);
   return sums;
+#endif
 }
 INLINE I total(NibbleSums sums) { return sums; }
 #endif
 
 // Finite fp16 to fp32, exactly.
 INLINE F widen_half(const char* p) {
-#ifdef __F16C__
+#if WIDTH == 16
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
   typedef uint16_t H __attribute__((vector_size(2 * W), aligned(2), may_alias));
@@ -89,7 +111,8 @@ void quantize(const float* x, int inputs, Type type, void* to) {
       else
         *reinterpret_cast<Words*>(out + sizeof(RowBlock) + 2 * i) = __builtin_convertvector(q, Words);
     }
-    const int first = sums[0] + sums[1] + sums[4] + sums[5], second = sums[2] + sums[3] + sums[6] + sums[7];
+    int first = 0, second = 0;
+    for (int i = 0; i < W; ++i) (i & 2 ? second : first) += sums[i];
     head.sum = head.scale * float(first + second);
     if (narrow) {
       head.minus_eight[0] = int16_t(-8 * first);
@@ -106,7 +129,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
   const char* w = a.linear->data + panel * panel_bytes(T, inputs, PANEL);
   const char* x = static_cast<const char*>(a.x) + row * a.x_stride;
   F lo[R], hi[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = splat(0.0f);
   constexpr int blocks = unit_inputs(T) / block_inputs(T);
   const char* unit = w;
@@ -121,7 +144,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
     w += block_numbers(T) * PANEL;
     if constexpr (has_nibbles(T)) {
       NibbleSums s_lo[R], s_hi[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
         s_lo[r] = s_hi[r] = start_sums(
             T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
@@ -130,20 +153,20 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         const U both = *reinterpret_cast<const U*>(w);
         const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
         __builtin_prefetch(ahead, 0, 2);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
           const I v = splat_word(q + r * a.x_stride);
           s_lo[r] = add_quads(s_lo[r], low, v);
           s_hi[r] = add_quads(s_hi[r], high, v);
         }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         sum_lo[r] = total(s_lo[r]);
         sum_hi[r] = total(s_hi[r]);
       }
     } else {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) sum_lo[r] = sum_hi[r] = I{};
       for (int64_t k = 0; k < steps; ++k, ahead += ahead_step) {
         __builtin_prefetch(ahead, 0, 2);
@@ -151,11 +174,11 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         for (int pair = 0; pair < 2; ++pair, w += 2 * PANEL, q += 4) {
           const S low = widen_bytes(w);
           const S high = widen_bytes(w + PANEL);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
           for (int r = 0; r < R; ++r) {
             const S v = (S)splat_word(q + r * a.x_stride);
-            sum_lo[r] = sum_lo[r] + multiply_pairs(low, v);
-            sum_hi[r] = sum_hi[r] + multiply_pairs(high, v);
+            sum_lo[r] = add_pairs(sum_lo[r], low, v);
+            sum_hi[r] = add_pairs(sum_hi[r], high, v);
           }
         }
       }
@@ -165,7 +188,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
       scale_lo = scale_lo * widen_numbers(numbers);
       scale_hi = scale_hi * widen_numbers(numbers + W);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
       lo[r] = lo[r] + __builtin_convertvector(sum_lo[r], F) * (scale_lo * scale);
@@ -177,7 +200,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         minimum_lo = -(minimum_lo * widen_numbers(numbers + PANEL));
         minimum_hi = -(minimum_hi * widen_numbers(numbers + PANEL + W));
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F sum = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, sum));
         lo[r] = lo[r] + minimum_lo * sum;
@@ -185,8 +208,7 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) store_panel(a, panel, row + r, lo[r], hi[r]);
+  store_panel<R>(a, panel, row, lo, hi);
 }
 
 template <Type T>
@@ -200,14 +222,7 @@ void quant_gemm_of(const GemmArgs& a, int begin, int end) {
       // Each block of rows fetches its share of the next panel.
       const char* ahead = next + bytes * b / blocks;
       const int64_t ahead_step = 4 * bytes / (inputs * blocks);
-      switch (rows) {
-        case 1: quant_tile<T, 1>(a, begin, row, ahead, ahead_step); break;
-        case 2: quant_tile<T, 2>(a, begin, row, ahead, ahead_step); break;
-        case 3: quant_tile<T, 3>(a, begin, row, ahead, ahead_step); break;
-        case 4: quant_tile<T, 4>(a, begin, row, ahead, ahead_step); break;
-        case 5: quant_tile<T, 5>(a, begin, row, ahead, ahead_step); break;
-        case 6: quant_tile<T, 6>(a, begin, row, ahead, ahead_step); break;
-      }
+      with_rows(rows, [&](auto r) { quant_tile<T, r>(a, begin, row, ahead, ahead_step); });
     }
   }
 }

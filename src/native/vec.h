@@ -1,7 +1,10 @@
-// One register of W floats, written with the vector extensions of GCC and Clang: elementwise operators are exact
-// IEEE, so only `fma` differs between levels. Included inside a level's namespace, once per translation unit.
+// One register of W floats, 8 or 16, written with the vector extensions of GCC and Clang: elementwise operators are
+// exact IEEE, so only `fma` differs between levels. Included inside a level's namespace, once per translation unit.
 
-constexpr int W = 8;
+#ifndef WIDTH
+#define WIDTH 8
+#endif
+constexpr int W = WIDTH;
 typedef float F __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef uint32_t U __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t I __attribute__((vector_size(4 * W), aligned(4), may_alias));
@@ -12,14 +15,21 @@ typedef int32_t I __attribute__((vector_size(4 * W), aligned(4), may_alias));
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, I{__VA_ARGS__})
 #endif
+#if WIDTH == 16
+#define REPEAT(x) x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x
+#else
+#define REPEAT(x) x, x, x, x, x, x, x, x
+#endif
 
 INLINE F load(const float* p) { return *reinterpret_cast<const F*>(p); }
 INLINE void store(float* p, F v) { *reinterpret_cast<F*>(p) = v; }
-INLINE F splat(float x) { return F{x, x, x, x, x, x, x, x}; }
+INLINE F splat(float x) { return F{REPEAT(x)}; }
 INLINE F max(F a, F b) { return a > b ? a : b; }
 
 INLINE F fma(F a, F b, F c) {
-#ifdef __FMA__
+#if WIDTH == 16
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
 #else
   return a * b + c;
@@ -82,3 +92,9 @@ INLINE F exp(F x) {
 }
 
 INLINE F silu(F x) { return x / (splat(1.0f) + exp(-x)); }
+
+// By the tanh formula: x (1 + tanh(y)) / 2 = x / (1 + e^-2y).
+INLINE F gelu(F x) {
+  const F cubic = fma(x * x * x, splat(0.044715f), x);
+  return x / (splat(1.0f) + exp(cubic * splat(-1.5957691216f)));
+}

@@ -15,7 +15,8 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
   auto panels = [&](int n) { return (n + panel - 1) / panel; };
   auto make = [&, next = types.begin()](int outputs, int inputs, int count) mutable {
     Linear linear;
-    linear.type = *next++;
+    linear.type = *next == Type::bf16 ? k.bf16 : *next;
+    ++next;
     linear.inputs = inputs;
     linear.outputs = outputs;
     linear.panels = count;
@@ -24,21 +25,25 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
       throw std::invalid_argument(std::to_string(inputs) + " inputs do not go into blocks");
     return linear;
   };
-  const int64_t norm = round_up(4 * s.padded_hidden(panel), 64);
+  const bool gated = s.inner == Store::gated;
+  std::vector<std::pair<Norm*, int64_t>> norms{{&final_norm, s.padded_hidden(panel)}};
   layers.resize(s.layers);
   for (Layer& layer : layers) {
     layer.qkv = make(qkv, s.hidden, panels(qkv));
     layer.out = make(s.hidden, out, panels(s.hidden));
-    layer.gate_up = make(2 * s.intermediate, s.hidden, 2 * panels(s.intermediate));
+    layer.inner = make((1 + gated) * s.intermediate, s.hidden, (1 + gated) * panels(s.intermediate));
     layer.down = make(s.hidden, s.intermediate, panels(s.hidden));
+    for (Norm* n : {&layer.input_norm, &layer.post_norm}) norms.push_back({n, s.padded_hidden(panel)});
+    if (s.head_norms)
+      for (Norm* n : {&layer.q_norm, &layer.k_norm}) norms.push_back({n, dim});
   }
-  head = make(s.vocab, s.hidden, panels(s.vocab));
+  head = make(s.head_size, s.hidden, panels(s.head_size));
   if (!s.tied) embedding = make(s.vocab, s.hidden, panels(s.vocab));
   std::vector<Linear*> linears;
-  for (Layer& layer : layers) linears.insert(linears.end(), {&layer.qkv, &layer.out, &layer.gate_up, &layer.down});
+  for (Layer& layer : layers) linears.insert(linears.end(), {&layer.qkv, &layer.out, &layer.inner, &layer.down});
   linears.push_back(&head);
   if (!s.tied) linears.push_back(&embedding);
-  size_ = norm * (2 * s.layers + 1);
+  for (const auto& [n, length] : norms) size_ += (1 + s.layer_norm) * round_up(4 * length, 64);
   for (const Linear* l : linears)
     size_ += round_up(l->panels * panel_bytes(l->type, l->inputs, panel), 64) + round_up(4 * l->panels * panel, 64);
   mapped_ = round_up(size_, 1 << 21) + (1 << 21);
@@ -49,13 +54,13 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
 #ifdef MADV_HUGEPAGE
   madvise(block_, size_, MADV_HUGEPAGE);
 #endif
-  for (Layer& layer : layers) {
-    layer.input_norm = static_cast<float*>(take(norm));
-    layer.post_norm = static_cast<float*>(take(norm));
+  for (const auto& [n, length] : norms) {
+    n->weight = static_cast<float*>(take(4 * length));
+    if (s.layer_norm) n->bias = static_cast<float*>(take(4 * length));
   }
-  final_norm = static_cast<float*>(take(norm));
   for (Linear* l : linears) l->data = static_cast<char*>(take(l->panels * panel_bytes(l->type, l->inputs, panel)));
-  missing_ = 9LL * s.layers + 2 + !s.tied;
+  for (const Linear* l : linears) missing_ += l->outputs;
+  missing_ += int64_t(norms.size());
 }
 
 Weights::~Weights() { munmap(map_, mapped_); }
@@ -67,18 +72,24 @@ void* Weights::take(int64_t bytes) {
   return result;
 }
 
+Layer& Weights::layer_at(int index) {
+  if (index < 0 || index >= shape.layers) throw std::invalid_argument("there is no layer " + std::to_string(index));
+  return layers[index];
+}
+
 Weights::Place Weights::place(const std::string& name, int index) {
   const int dim = shape.head_dim, q = shape.heads * dim, kv = shape.kv_heads * dim;
-  if (name == "head") return {&head, 0, shape.vocab, shape.hidden, 1, 0};
+  if (name == "head") return {&head, 0, shape.head_size, shape.hidden, 1, 0};
   if (name == "embedding" && !shape.tied) return {&embedding, 0, shape.vocab, shape.hidden, 1, 0};
-  if (index < 0 || index >= shape.layers) throw std::invalid_argument("there is no layer " + std::to_string(index));
-  Layer& layer = layers[index];
+  Layer& layer = layer_at(index);
+  const int gated = shape.inner == Store::gated;
+  if (name == "qkv") return {&layer.qkv, 0, q + 2 * kv, shape.hidden, 1, 0};
   if (name == "q") return {&layer.qkv, 0, q, shape.hidden, 1, 0};
   if (name == "k") return {&layer.qkv, q, kv, shape.hidden, 1, 0};
   if (name == "v") return {&layer.qkv, q + kv, kv, shape.hidden, 1, 0};
   if (name == "out") return {&layer.out, 0, shape.hidden, q, 1, 0};
-  if (name == "gate") return {&layer.gate_up, 0, shape.intermediate, shape.hidden, 2, 0};
-  if (name == "up") return {&layer.gate_up, 0, shape.intermediate, shape.hidden, 2, 1};
+  if (name == "gate" && gated) return {&layer.inner, 0, shape.intermediate, shape.hidden, 2, 0};
+  if (name == "up") return {&layer.inner, 0, shape.intermediate, shape.hidden, 1 + gated, gated};
   if (name == "down") return {&layer.down, 0, shape.hidden, shape.intermediate, 1, 0};
   throw std::invalid_argument("there is no weight '" + name + "'");
 }
@@ -90,9 +101,9 @@ static void check_shape(const std::string& name, int64_t rows, int64_t columns, 
 }
 
 void Weights::set(const std::string& name, int index, const void* data, Type type, int64_t rows, int64_t columns) {
-  --missing_;
   const Place p = place(name, index);
   check_shape(name, rows, columns, p.outputs, p.inputs);
+  missing_ -= rows;
   const int panel = kernels.panel;
   const int64_t row_bytes = is_quantized(type) ? stored_bytes(type, columns) : columns * (type == Type::f32 ? 4 : 2);
   for (int64_t row = 0; row < rows; ++row) {
@@ -113,20 +124,24 @@ void Weights::set_bias(const std::string& name, int index, const float* data, in
   }
 }
 
-void Weights::set_norm(const std::string& name, int index, const float* data, int64_t size) {
+void Weights::set_norm(const std::string& name, int index, const float* weight, const float* bias, int64_t size) {
+  const bool of_head = name == "q_norm" || name == "k_norm";
+  if (of_head ? !shape.head_norms : name != "input_norm" && name != "post_norm" && name != "final_norm")
+    throw std::invalid_argument("there is no norm '" + name + "'");
+  check_shape(name, size, 1, of_head ? shape.head_dim : shape.hidden, 1);
+  if (shape.layer_norm != (bias != nullptr)) throw std::invalid_argument(name + ": LayerNorm has a bias, RMSNorm none");
+  Norm* norm = &final_norm;
+  if (name == "input_norm") norm = &layer_at(index).input_norm;
+  if (name == "post_norm") norm = &layer_at(index).post_norm;
+  if (name == "q_norm") norm = &layer_at(index).q_norm;
+  if (name == "k_norm") norm = &layer_at(index).k_norm;
+  std::memcpy(norm->weight, weight, 4 * size);
+  if (bias) std::memcpy(norm->bias, bias, 4 * size);
   --missing_;
-  check_shape(name, size, 1, shape.hidden, 1);
-  float* out = final_norm;
-  if (name != "final_norm") {
-    if (index < 0 || index >= shape.layers) throw std::invalid_argument("there is no layer " + std::to_string(index));
-    if (name != "input_norm" && name != "post_norm") throw std::invalid_argument("there is no norm '" + name + "'");
-    out = name == "input_norm" ? layers[index].input_norm : layers[index].post_norm;
-  }
-  std::memcpy(out, data, 4 * size);
 }
 
 void Weights::check_complete() const {
-  if (missing_ != 0) throw std::invalid_argument(std::to_string(missing_) + " weights are not set");
+  if (missing_ != 0) throw std::invalid_argument(std::to_string(missing_) + " rows and norms are not set");
 }
 
 void Weights::embed(int64_t token, float* out) const {

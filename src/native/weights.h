@@ -11,19 +11,28 @@ struct Shape {
   int hidden, layers, heads, kv_heads, head_dim, intermediate, vocab;
   float eps;
   bool tied;
+  int head_size;               // rows of the head: fewer than vocab where a draft says a subset of what it reads
+  Store inner = Store::gated;  // how the feed-forward's inner rows are made: gated, relu or gelu
+  bool layer_norm = false;     // else RMSNorm
+  bool head_norms = false;     // of each head of q and of k
+  std::vector<int> windows;    // per layer the last positions that a token sees, itself included
 
   int padded_hidden(int panel) const { return (hidden + panel - 1) / panel * panel; }
 };
 
+struct Norm {
+  float* weight = nullptr;
+  float* bias = nullptr;  // of LayerNorm; RMSNorm has none
+};
+
 struct Layer {
-  float* input_norm;
-  float* post_norm;
-  Linear qkv, out, gate_up, down;
+  Norm input_norm, post_norm, q_norm, k_norm;  // the last two of a head, where there are such
+  Linear qkv, out, inner, down;                // inner: up, or gate and up
 };
 
 class Weights {
  public:
-  // types: of qkv, out, gate_up and down of each layer, of the head and, unless that is tied, of the embedding.
+  // types: of qkv, out, inner and down of each layer, of the head and, unless that is tied, of the embedding.
   Weights(const Shape& shape, const std::vector<Type>& types, const Kernels& kernels);
   ~Weights();
   Weights(const Weights&) = delete;
@@ -32,7 +41,8 @@ class Weights {
   // One tensor of the checkpoint, [rows, columns] or [rows]. `layer` is ignored where there is none.
   void set(const std::string& name, int layer, const void* data, Type type, int64_t rows, int64_t columns);
   void set_bias(const std::string& name, int layer, const float* data, int64_t rows);
-  void set_norm(const std::string& name, int layer, const float* data, int64_t size);
+  // bias: of LayerNorm, else null.
+  void set_norm(const std::string& name, int layer, const float* weight, const float* bias, int64_t size);
 
   void embed(int64_t token, float* out) const;  // [padded_hidden]
   int64_t bytes() const { return used_; }
@@ -42,7 +52,7 @@ class Weights {
   const Kernels& kernels;
   std::vector<Layer> layers;
   Linear head, embedding;  // the embedding is empty where the head is tied to it
-  float* final_norm = nullptr;
+  Norm final_norm;
 
  private:
   struct Place {
@@ -51,12 +61,13 @@ class Weights {
     int stride, parity;  // panel p of the tensor is panel p * stride + parity of the layer
   };
   Place place(const std::string& name, int layer);
+  Layer& layer_at(int index);
   void* take(int64_t bytes);
 
   char* map_ = nullptr;
   char* block_ = nullptr;  // in it, from a whole huge page on
   int64_t size_ = 0, used_ = 0, mapped_ = 0;
-  int64_t missing_;        // weights that are not set yet
+  int64_t missing_ = 0;    // rows of linears, and norms, that are not set yet
 };
 
 }  // namespace specinfer

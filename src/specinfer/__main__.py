@@ -1,8 +1,18 @@
-"""`python -m specinfer` is the `specinfer` command."""
+"""The `specinfer` command, which is `python -m specinfer`, too."""
 
 import sys
 
-from specinfer.cli.app import main
+
+def main() -> int:
+    """Run the command line that the process was given. Ctrl-C may come while it is still being imported."""
+    try:
+        from specinfer.cli.app import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from specinfer.errors import ConfigError
+from specinfer.errors import ConfigError, check_names
 
 DType = Literal["auto", "bfloat16", "float32"]
 Quantize = Literal["int8"]
-DEFAULT_TREE = "1,1"
+AUTO_TREE = "auto"
+DEFAULT_TREE = AUTO_TREE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class EngineConfig:
     model: a built-in name, a Hugging Face directory, a .gguf file or a hub name.
     drafts: draft models of the same kinds, "default" for the drafts shipped for a built-in model, "ngram" for
         prompt lookup; several are merged; none is plain decoding.
-    tree: the topology of a draft's tree, as text ("3,2,1,1") or as a Topology.
+    tree: the topology of a draft's tree: "auto" sizes it step by step by measured cost and observed
+        acceptance, down to none; text ("3,2,1,1") gives its widths; or a Topology.
     verifier: coupled, multi_step or without_replacement.
     dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32. In the native
         forward auto leaves weights that a GGUF stores as Q8_0, Q4_0, Q4_1, Q4_K or Q6_K as they are.
@@ -46,6 +48,10 @@ class EngineConfig:
     max_step_tokens: int = 256
     kv_memory: int | None = None
     prefix_cache: bool = True
+
+    def __new__(cls, **given: object) -> Self:
+        check_names(given, cls, ConfigError)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:

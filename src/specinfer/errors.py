@@ -14,6 +14,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+
 
 class SpecinferError(Exception):
     """Base of every error this package raises on purpose."""
@@ -57,3 +61,13 @@ class DrainingError(SpecinferError):
 
 class StepError(SpecinferError):
     """A request that ended because its step failed."""
+
+
+def check_names(given: Iterable[str], settings: type, error: type[SpecinferError], prefix: str = "") -> None:
+    """Raise `error` for a name that is no field of the dataclass `settings`, with the nearest that are."""
+    known = [field.name for field in fields(settings)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise error(f"{prefix}{name} is not known", hint=hint)

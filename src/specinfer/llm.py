@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Never
 
 from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.engine.build import build_engine
@@ -43,13 +43,18 @@ class LLM:
         dtype: DType = "auto",
         quantize: Quantize | None = None,
         device: str = "auto",
-        **limits: Any,
+        max_num_seqs: int = 16,
+        max_model_len: int | None = None,
+        max_step_tokens: int = 256,
+        kv_memory: int | None = None,
+        prefix_cache: bool = True,
+        **unknown: Never,
     ) -> None:
-        """limits: max_num_seqs, max_model_len, max_step_tokens, kv_memory, prefix_cache of EngineConfig."""
         names = (drafts,) if isinstance(drafts, str) else tuple(drafts)
         config = EngineConfig(
             model=str(model), drafts=names, tree=tree, verifier=verifier, dtype=dtype, quantize=quantize,
-            device=device, **limits,
+            device=device, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
+            max_step_tokens=max_step_tokens, kv_memory=kv_memory, prefix_cache=prefix_cache, **unknown,
         )  # fmt: skip
         self.engine = build_engine(config)
 

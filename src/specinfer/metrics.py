@@ -13,7 +13,8 @@ from specinfer.service import Service
 
 
 class StepTimer:
-    """Seconds spent per phase (draft, target, verify) over all steps; the rest is what is left of `total`."""
+    """Seconds spent per phase (draft, target, verify), over all steps and in the last one; the rest is
+    what is left of `total`."""
 
     PHASES = ("draft", "target", "verify")
 
@@ -23,6 +24,7 @@ class StepTimer:
     def reset(self) -> None:
         """Forget what was measured."""
         self.seconds = dict.fromkeys(self.PHASES, 0.0)
+        self.last = dict.fromkeys(self.PHASES, 0.0)
         self.total = 0.0
         self.num_steps = 0
 
@@ -33,7 +35,8 @@ class StepTimer:
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            self.last[name] = time.perf_counter() - start
+            self.seconds[name] += self.last[name]
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -31,6 +31,8 @@ class GenerationStats:
     accepted_per_depth: [i] is how often a path reached depth i + 1.
     drafted_per_depth: [i] is how often a tree had a node at depth i + 1.
     num_cached_tokens: prompt tokens found in the prefix cache.
+    num_near_ties: choices that led by no more than rounding, where a model's rows don't keep their bits
+        (docs/models.md); else 0.
     ttft: seconds from arrival to the first token.
     tpot: seconds per output token after the first; None with fewer than two tokens.
     """
@@ -42,6 +44,7 @@ class GenerationStats:
     accepted_per_depth: tuple[int, ...]
     drafted_per_depth: tuple[int, ...]
     num_cached_tokens: int
+    num_near_ties: int
     ttft: float | None
     tpot: float | None
 
@@ -53,12 +56,19 @@ class GenerationStats:
     @property
     def acceptance_length(self) -> float:
         """Tokens per step, the bonus token included."""
-        return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
+        return acceptance_length([self])
 
     @property
     def acceptance_per_depth(self) -> tuple[float, ...]:
         """[i]: share of the trees that reach depth i + 1 whose accepted path does too."""
         return tuple(a / d for a, d in zip(self.accepted_per_depth, self.drafted_per_depth, strict=True))
+
+
+def acceptance_length(stats: Iterable[GenerationStats]) -> float:
+    """Tokens per step over several completions, the bonus tokens included; 0 without a step."""
+    many = list(stats)
+    num_steps = sum(s.num_steps for s in many)
+    return sum(s.num_output_tokens for s in many) / num_steps if num_steps else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

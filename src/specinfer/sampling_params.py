@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from specinfer.errors import RequestError
+from specinfer.errors import RequestError, check_names
 from specinfer.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
@@ -18,7 +19,7 @@ class SamplingParams:
     """Sampling settings of one request, validated on construction.
 
     temperature: 0 is greedy; any value above is a divisor of the logits.
-    top_k: keep the k likeliest tokens; 0 keeps all.
+    top_k: keep the k likeliest tokens; 0 keeps all, and so does -1, which becomes 0.
     top_p: keep the smallest set of likeliest tokens whose probability reaches it, in (0, 1].
     min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
     typical_p: keep the smallest set of tokens whose information is nearest to the entropy and whose
@@ -73,9 +74,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
 
+    def __new__(cls, **given: object) -> Self:
+        check_names(given, cls, RequestError)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         check_float("temperature", self.temperature, 0.0, 100.0)
-        check_int("top_k", self.top_k, 0, 2**31 - 1)
+        check_int("top_k", self.top_k, -1, 2**31 - 1)
         check_float("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
         check_float("min_p", self.min_p, 0.0, 1.0)
         check_float("typical_p", self.typical_p, 0.0, 1.0, exclusive_low=True)
@@ -94,6 +99,7 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
         canonical: dict[str, object] = {
+            "top_k": max(self.top_k, 0),
             "stop": as_strings("stop", self.stop),
             "bad_words": as_strings("bad_words", self.bad_words),
             "stop_token_ids": as_token_ids("stop_token_ids", self.stop_token_ids),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json as jsonlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from specinfer.errors import RequestError
+from specinfer.errors import RequestError, check_names
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
@@ -33,6 +33,10 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     disable_any_whitespace: bool = False
+
+    def __new__(cls, **given: object) -> Self:
+        check_names(given, cls, RequestError, "structured_outputs.")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
@@ -65,11 +69,9 @@ class StructuredOutputsParams:
         """From itself, or from a mapping of its fields. Raises RequestError."""
         if isinstance(value, StructuredOutputsParams):
             return value
-        try:
-            return StructuredOutputsParams(**value)  # type: ignore[arg-type]
-        except TypeError:
-            known = ", ".join((*KINDS, "disable_any_whitespace"))
-            raise RequestError(f"structured_outputs must have fields of {known}, got {value!r:.80}") from None
+        if not isinstance(value, Mapping):
+            raise RequestError(f"structured_outputs must map one of {', '.join(KINDS)}, got {value!r:.80}")
+        return StructuredOutputsParams(**{str(name): given for name, given in value.items()})
 
 
 def as_schema(value: object) -> str:

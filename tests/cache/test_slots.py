@@ -142,5 +142,27 @@ def test_a_text_that_grows_stays_one_edge() -> None:
     assert cache.num_evictable == 27
 
 
+def test_the_least_recently_used_leaf_goes_first_and_its_tail_before_its_head() -> None:
+    allocator = SlotAllocator(30)
+    cache = PrefixCache(allocator)
+    for text in ([0, 1, 2], [0, 1, 3], [4, 5], [6, 7]):
+        slots = allocator.allocate(len(text))
+        assert slots is not None
+        allocator.free(slots[: cache.insert(text, slots)])
+    cache.match([4, 5])
+    cache.match([0, 1, 2])
+    for num_slots, left in (
+        (0, [(0, 1), (2,), (3,), (4, 5), (6, 7)]),
+        (1, [(0, 1), (2,), (4, 5), (6, 7)]),
+        (1, [(0, 1), (2,), (4, 5), (6,)]),
+        (2, [(0, 1), (2,), (4,)]),
+        (2, [(0, 1)]),
+        (1, [(0,)]),
+    ):
+        cache.evict(num_slots)
+        assert sorted(node.tokens for node in cache.nodes()) == left
+    assert allocator.num_free == 29
+
+
 def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -85,10 +85,11 @@ def specinfer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def tiny(specinfer: Run, tiny_model: Path, tiny_draft: Path) -> Run:
-    """tiny(command, *arguments) runs a command on the tiny model and its draft."""
+    """tiny(command, *arguments) runs a command on the tiny model and its draft; no clock sizes the trees."""
 
     def run(command: str, *arguments: str | Path, stdin: str | io.StringIO = "") -> Finished:
-        return specinfer(command, "-m", tiny_model, "-d", tiny_draft, *arguments, stdin=stdin)
+        given = ("-m", tiny_model, "-d", tiny_draft, "--tree", "1,1")
+        return specinfer(command, *given, *arguments, stdin=stdin)
 
     return run
 
@@ -98,7 +99,8 @@ def sure(specinfer: Run, tiny_model: Path) -> Run:
     """As tiny, with the model as its own draft: greedy, every first guess is right."""
 
     def run(command: str, *arguments: str | Path, stdin: str | io.StringIO = "") -> Finished:
-        return specinfer(command, "-m", tiny_model, "-d", tiny_model, *arguments, stdin=stdin)
+        given = ("-m", tiny_model, "-d", tiny_model, "--tree", "1,1")
+        return specinfer(command, *given, *arguments, stdin=stdin)
 
     return run
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -45,7 +46,7 @@ def test_version(specinfer):
         (("generate", "hi", "--temperature", "nan"), ["temperature"]),
         (("generate", "hi", "--top-p", "0"), ["top_p"]),
         (("generate", "hi", "--min-p", "2"), ["min_p"]),
-        (("generate", "hi", "--top-k", "-1"), ["top_k"]),
+        (("generate", "hi", "--top-k", "-2"), ["top_k"]),
         (("generate", "hi", "--seed", "-1"), ["seed"]),
         (("generate", "hi", "--max-tokens", "0"), ["max_tokens"]),
         (("generate", "hi", "--stop", ""), ["stop"]),
@@ -59,6 +60,7 @@ def test_version(specinfer):
         (("generate", "hi", "--output", "x.jsonl"), ["--output", "--input"]),
         (("generate", "hi", "--input", "x.jsonl"), ["--input"]),
         (("generate", ""), ["empty"]),
+        (("generate", "caf\udce9"), ["UTF-8"]),
         (("generate",), ["empty"]),
         (("chat", "--temperature", "-1"), ["temperature"]),
         (("demo", "--tree", "1,0"), ["widths"]),
@@ -71,6 +73,27 @@ def test_what_is_wrong_without_a_model(specinfer, monkeypatch, arguments, words)
 
 def test_no_prompt_at_a_terminal(specinfer, at_terminal):
     specinfer("generate", stdin=at_terminal("")).assert_error(2, "no prompt", "hint")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_stdin_that_is_not_utf8(tiny, command):
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8")
+    tiny(command, stdin=stdin).assert_error(2, "not UTF-8", "iconv")
+
+
+def test_ctrl_c_during_the_imports():
+    code = """
+import sys
+from specinfer.__main__ import main
+class CtrlC:
+    def find_spec(self, name, *others):
+        if name == "numpy":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+sys.exit(main())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"interrupted\n")
 
 
 def test_importing_the_command_line_is_light_and_python_m_runs_it():
@@ -96,8 +119,10 @@ def test_a_closed_pipe_is_no_failure_to_talk_about():
 class TestModels:
     """Models that cannot be used. The weights are looked at, so these run on tiny files."""
 
-    def test_missing(self, specinfer, tmp_path):
-        specinfer("generate", "hi", "-m", tmp_path / "no.gguf").assert_error(1, "no.gguf")
+    @pytest.mark.parametrize("option", ["-m", "-d"])
+    def test_missing_is_found_before_anything_is_loaded(self, specinfer, tmp_path, monkeypatch, option):
+        monkeypatch.setitem(sys.modules, "specinfer.llm", None)
+        specinfer("generate", "hi", option, tmp_path / "no.gguf").assert_error(1, "no.gguf")
 
     def test_not_gguf(self, specinfer, tmp_path):
         path = tmp_path / "x.gguf"
@@ -131,7 +156,7 @@ class TestModels:
         tiny("generate", "hi", "--max-model-len", "513").assert_error(2, "513", "512")
 
     def test_prompt_longer_than_the_context(self, tiny):
-        tiny("generate", "x" * 600).assert_error(2, "600", "512")
+        tiny("generate", "x" * 600).assert_error(2, "600", "512", "hint: shorten the prompt\n")
 
     def test_a_demo_needs_a_draft(self, specinfer, tiny_model):
         specinfer("demo", "-m", tiny_model).assert_error(2, "draft", "ngram")

@@ -65,13 +65,23 @@ def some(temperature: float, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True, **more)
 
 
+@pytest.fixture(scope="module")
+def bert(
+    tiny_draft: Path, wordpiece: Backend, respell: Respell, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A draft with a WordPiece tokenizer."""
+    return respell(tiny_draft, tmp_path_factory.mktemp("bert") / "draft", wordpiece)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_are_plain_decodings(tiny_model: Path, other: Path, gpt2: Path, temperature: float) -> None:
+def test_tokens_are_plain_decodings(
+    tiny_model: Path, other: Path, gpt2: Path, bert: Path, temperature: float
+) -> None:
     """One draft, several of different families and tokenizers, and the pair the other way round."""
     all_bytes, words = some(temperature), some(temperature, allowed_token_ids=WORDS)
     plain = engine(tiny_model)
     expected = [tokens_of(plain, params) for params in (all_bytes, words)]
-    for drafts in ([other], [other, gpt2, "ngram", other]):
+    for drafts in ([bert], [other, gpt2, "ngram", other]):
         llm = engine(tiny_model, *drafts)
         assert [tokens_of(llm, params) for params in (all_bytes, words)] == expected
         stats = [o.outputs[0].stats for o in llm.generate(prompts(llm), words)]

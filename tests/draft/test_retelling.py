@@ -36,6 +36,14 @@ def three(
     }
 
 
+@pytest.fixture(scope="module")
+def words(
+    wordpiece: Backend, save_tokenizer: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    """WordPiece, which cannot tell a text back."""
+    return Tokenizer.from_directory(save_tokenizer(wordpiece, tmp_path_factory.mktemp("words")))
+
+
 @given(text=TEXTS)
 def test_spellings_are_the_text(three: Three, text: str) -> None:
     for name, tokenizer in three.items():
@@ -46,17 +54,23 @@ def test_spellings_are_the_text(three: Three, text: str) -> None:
     assert [t.opening for t in three.values()] == [(), (), (1,)]
 
 
+def test_words_are_spelled_with_their_space(words: Tokenizer) -> None:
+    ids = words.encode("the ant, and 12.")
+    assert [words.spellings[i] for i in ids] == [b" the", b" an", b"t", b",", b" an", b"d", b" 12", b"."]
+    assert words.adds_space
+
+
 @given(
     text=TEXTS,
     source=st.sampled_from(["bytes", "merges", "pieces"]),
-    own=st.sampled_from(["bytes", "merges", "pieces"]),
+    own=st.sampled_from(["bytes", "merges", "pieces", "words"]),
     data=st.data(),
 )
 def test_in_steps_it_is_the_whole(
-    three: Three, text: str, source: str, own: str, data: st.DataObject
+    three: Three, words: Tokenizer, text: str, source: str, own: str, data: st.DataObject
 ) -> None:
     """After every step: the draft's encoding of the text so far, or None within a character."""
-    tokenizer, draft = three[source], three[own]
+    tokenizer, draft = three[source], {**three, "words": words}[own]
     tokens = tokenizer.encode(text)
     retelling = Retelling(tokenizer, draft)
     end = 0

@@ -14,8 +14,8 @@ from specinfer.attention import Span
 from specinfer.draft.ensemble import EnsembleDrafter
 from specinfer.draft.model import ModelDrafter
 from specinfer.runtime import Batch, ModelRunner, WorkItem
+from specinfer.tree import Level
 
-BYTES_PER_SLOT = 256 + 128  # the tiny target and its one-layer draft
 SLOTS = 90
 
 
@@ -33,26 +33,51 @@ def recomputed(runner: ModelRunner, token_ids: np.ndarray) -> list[torch.Tensor]
     return result
 
 
-def check_kv(llm: LLM) -> int:
-    """Compare every committed, filled slot of target and drafts; returns how many there were."""
+class AnyTree:
+    """A topology that rolls a die for every node."""
+
+    max_depth = 4
+    num_nodes = 16
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def expand(self, level: Level) -> np.ndarray:
+        return self._rng.integers(0, 4, len(level.request))
+
+
+def kept(llm: LLM) -> list[tuple[list[int], np.ndarray]]:
+    """(tokens, their slots) of every running request and of every text in the prefix cache."""
+    result = []
+    for request in llm.engine.parts.scheduler.running:
+        assert request.table is not None
+        result.append((request.tokens[: request.table.num_committed], request.table.committed))
+    assert llm.engine.prefix_cache is not None
+    for leaf in llm.engine.prefix_cache.nodes():
+        if not leaf.children:
+            edges = [leaf]
+            while edges[-1].parent is not None:
+                edges.append(edges[-1].parent)
+            tokens = [token for edge in edges[::-1] for token in edge.tokens]
+            result.append((tokens, np.concatenate([edge.slots for edge in edges[::-1]])))
+    return [(tokens, slots) for tokens, slots in result if tokens]
+
+
+def check_kv(llm: LLM, tokens: list[int], slots: np.ndarray) -> int:
+    """Compare every filled slot of a text, in target and drafts; returns how many there were."""
     parts = llm.engine.parts
     assert isinstance(parts.drafter, EnsembleDrafter)
     drafts = [d for d in parts.drafter._drafters if isinstance(d, ModelDrafter)]
+    assert parts.runner.pool.filled[slots].all()
     checked = 0
     for runner, vocab in [(parts.runner, None), *((d._runner, d._vocab) for d in drafts)]:
-        for request in parts.scheduler.running:
-            assert request.table is not None
-            slots = request.table.committed
-            tokens = np.array(request.tokens[: len(slots)], np.int64)
-            if vocab is not None and vocab.to_draft is not None:
-                tokens = vocab.to_draft[tokens]
-            filled = runner.pool.filled[slots]
-            if runner is parts.runner:
-                assert filled.all()
-            if not filled.any():
-                continue
+        ids = np.array(tokens, np.int64)
+        if vocab is not None and vocab.to_draft is not None:
+            ids = vocab.to_draft[ids]
+        filled = runner.pool.filled[slots]
+        if filled.any():
             index = torch.from_numpy(slots[filled])
-            expected = recomputed(runner, tokens)
+            expected = recomputed(runner, ids)
             for ours, right in zip((*runner.pool.k, *runner.pool.v), expected, strict=True):
                 assert torch.equal(ours[index], right[torch.from_numpy(filled)])
             checked += int(filled.sum())
@@ -64,17 +89,17 @@ def check_kv(llm: LLM) -> int:
 def test_pools_equal_recomputation(
     tiny_model: Path, tiny_draft: Path, other_draft: Path, seed: int, temperature: float
 ) -> None:
+    rng = np.random.default_rng(seed)
     llm = LLM(
         str(tiny_model),
         drafts=[str(tiny_draft), str(other_draft), "ngram"],
-        tree="2,2,1",
+        tree=AnyTree(rng),
         dtype="float32",
         max_num_seqs=3,
         max_step_tokens=13,
         kv_memory=SLOTS * (256 + 256 + 128),
     )
     assert llm.engine.allocator.num_slots == SLOTS
-    rng = np.random.default_rng(seed)
     prompts = [[1, 2, 3, 4, 5, 6, *rng.integers(0, 256, rng.integers(1, 20)).tolist()] for _ in range(6)]
     requests = []
     checked = 0
@@ -88,11 +113,13 @@ def test_pools_equal_recomputation(
         if llm.engine.has_work:
             llm.engine.step()
             llm.engine.check_integrity()
-            if rng.random() < 0.25:
-                checked += check_kv(llm)
+            if rng.random() < 0.25 and (texts := kept(llm)):
+                checked += check_kv(llm, *texts[int(rng.integers(len(texts)))])
         elif not prompts:
             break
     assert all(r.finish_reason is not None for r in requests)
+    for tokens, slots in kept(llm):
+        checked += check_kv(llm, tokens, slots)
     assert checked > 0
     cached = llm.engine.prefix_cache
     assert cached is not None

@@ -100,7 +100,7 @@ def test_the_least_urgent_is_preempted(make: Any) -> None:
 
 
 def test_a_request_without_speculation_beside_others(tiny_model: Path) -> None:
-    llm = LLM(str(tiny_model), drafts=[str(tiny_model)], dtype="float32")
+    llm = LLM(str(tiny_model), drafts=[str(tiny_model)], tree="1,1", dtype="float32")
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     on, off = (
         llm.engine.add_request(prompt(8), params, Service(speculation=speculation))[0]

@@ -131,8 +131,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"regex": ""}, "structured_outputs.regex must be a text"),
     ({"regex": "a", "choice": ["a"]}, "structured_outputs has regex and choice"),
     ({}, "structured_outputs has none of json, json_object, regex"),
-    ({"xml": "a"}, "structured_outputs must have fields of json"),
-    (7, "structured_outputs must have fields of json"),
+    ({"xml": "a"}, "structured_outputs.xml is not known"),
+    (7, "structured_outputs must map one of json"),
 ]
 
 

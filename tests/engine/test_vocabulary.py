@@ -15,6 +15,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {300: 1.0}}, r"logit_bias names token 300: ids must be in \[0, 299\]"),
     ({"allowed_token_ids": [1, 4000]}, r"allowed_token_ids names token 4000: ids must be in \[0, 299\]"),
     ({"logit_bias": dict.fromkeys(range(300), -inf)}, "leave no token"),
+    ({"stop_token_ids": [300]}, r"stop_token_ids names token 300: ids must be in \[0, 299\]"),
     ({"allowed_token_ids": [3], "logit_bias": {3: -inf}}, "leave no token"),
     ({"allowed_token_ids": [64], "bad_words": ["a"]}, "leave no token"),
     ({"allowed_token_ids": [64, 65], "bad_words": ["ba", "ab"]}, "leave no token"),

@@ -11,7 +11,9 @@ import torch
 
 from specinfer.attention import Span
 from specinfer.models.families import SUPPORTED_MODEL_TYPES
+from specinfer.models.loader import open_checkpoint
 from specinfer.runtime import Batch, WorkItem
+from specinfer.runtime.native import extension, why_not
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
@@ -90,6 +92,10 @@ def test_logits_equal_transformers(
     model_type, changes = CASES[case]
     path, theirs = write_family(tmp_path, model_type, **changes)
     assert_equal_logits(make_runner(path), theirs)
+    reason = why_not(open_checkpoint(path), torch.device("cpu"))
+    assert (reason is not None) == (extension() is None or case == "opt-350m")
+    if reason is None:
+        assert_equal_logits(make_runner(path, native=True), theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -63,12 +63,20 @@ def test_logits_equal_transformers(
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_covered_is_refused(case: str, tmp_path: Path, write_family, make_runner) -> None:  # noqa: ANN001
+def test_what_is_not_covered_is_refused(
+    case: str,
+    tmp_path: Path,
+    write_family,  # noqa: ANN001
+    make_runner,  # noqa: ANN001
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     model_type, changes, reason = REFUSED[case]
     path, _ = write_family(tmp_path, model_type, **changes)
+    capfd.readouterr()
     with pytest.raises(ModelError, match=f"{model_type}.*{reason}") as caught:
         make_runner(path)
     assert caught.value.hint
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_of_no_known_type(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from specinfer import LLM, SamplingParams
+from specinfer.engine import verifying
 from specinfer.models.families import SUPPORTED_MODEL_TYPES
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,4 +41,20 @@ def test_speculation_changes_nothing(case: str, dtype: Any, tmp_path: Path, writ
     speculative = llm.generate(PROMPTS, PARAMS, progress=False)
     assert [o.outputs[0].token_ids for o in speculative] == [o.outputs[0].token_ids for o in plain]
     assert sum(o.outputs[0].stats.num_accepted_tokens for o in speculative) > 20
+    assert not any(o.outputs[0].stats.num_near_ties for o in speculative)
     llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(("family", "num"), [("gemma", 20), ("llama", 0)])
+def test_near_ties_are_counted_where_rows_do_not_keep_their_bits(
+    family: str,
+    num: int,
+    tmp_path: Path,
+    write_family,  # noqa: ANN001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With any lead taken for a near-tie, every token is one."""
+    monkeypatch.setitem(verifying.ROUNDING, torch.float32, float("inf"))
+    path = str(write_family(tmp_path, family)[0])
+    outputs = LLM(path, drafts=["ngram"], dtype="float32").generate(PROMPTS, PARAMS, progress=False)
+    assert [o.outputs[0].stats.num_near_ties for o in outputs] == [num] * len(PROMPTS)

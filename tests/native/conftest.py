@@ -134,6 +134,7 @@ class Runners:
     quantized = staticmethod(quantized_runner)
     torch = staticmethod(torch_runner)
     as_gguf = staticmethod(as_gguf)
+    has_level = staticmethod(has_level)
     stored = staticmethod(stored)
     num_slots = NUM_SLOTS
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 
 #include "forward.h"
 
@@ -48,28 +49,36 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
     const std::vector<char> data = tensor(type, rows, columns);
     weights.set(name, layer, data.data(), is_quantized(type) ? type : Type::f32, rows, columns);
   };
-  auto norm = [&](const char* name, int layer) { weights.set_norm(name, layer, uniform(s.hidden).data(), s.hidden); };
+  auto norm = [&](const char* name, int layer, int size) {
+    const std::vector<float> weight = uniform(size), bias = uniform(size);
+    weights.set_norm(name, layer, weight.data(), s.layer_norm ? bias.data() : nullptr, size);
+  };
   const int q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   for (int i = 0; i < s.layers; ++i) {
     set("q", i, q, s.hidden);
     set("k", i, kv, s.hidden);
     set("v", i, kv, s.hidden);
     set("out", i, s.hidden, q);
-    set("gate", i, s.intermediate, s.hidden);
+    if (s.inner == Store::gated) set("gate", i, s.intermediate, s.hidden);
     set("up", i, s.intermediate, s.hidden);
     set("down", i, s.hidden, s.intermediate);
-    norm("input_norm", i);
-    norm("post_norm", i);
+    norm("input_norm", i, s.hidden);
+    norm("post_norm", i, s.hidden);
+    if (s.head_norms) {
+      norm("q_norm", i, s.head_dim);
+      norm("k_norm", i, s.head_dim);
+    }
     weights.set_bias("down", i, uniform(s.hidden).data(), s.hidden);
   }
-  norm("final_norm", 0);
-  set("head", 0, s.vocab, s.hidden);
-  if (!s.tied) set("embedding", 0, s.vocab, s.hidden);
+  norm("final_norm", -1, s.hidden);
+  set("head", -1, s.head_size, s.hidden);
+  if (!s.tied) set("embedding", -1, s.vocab, s.hidden);
   weights.check_complete();
 
   constexpr int64_t SLOTS = 60, CONTEXT = 37, NODES = 13;
   const std::vector<float> cosine = uniform(SLOTS * s.head_dim), sine = uniform(SLOTS * s.head_dim);
-  const Rotary rotary{cosine.data(), sine.data(), SLOTS};
+  const std::vector<float> learned = uniform(SLOTS * s.hidden);
+  const Positions rotary{cosine.data(), sine.data(), nullptr, SLOTS}, table{nullptr, nullptr, learned.data(), SLOTS};
   std::vector<int64_t> slots(SLOTS), chain(CONTEXT), parents(NODES), tokens(SLOTS), rows(NODES);
   for (int64_t i = 0; i < SLOTS; ++i) slots[i] = (i * 7) % SLOTS, tokens[i] = int64_t(rng() % s.vocab);
   for (int64_t i = 0; i < CONTEXT; ++i) chain[i] = i - 1;
@@ -83,7 +92,7 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
       pool.keys.push_back(memory[2 * i].data());
       pool.values.push_back(memory[2 * i + 1].data());
     }
-    Forward forward(weights, pool, rotary);
+    Forward forward(weights, pool, s.layer_norm ? table : rotary);
     Batch b{};
     const int64_t none = 0;
     b.context_slots = slots.data();
@@ -97,7 +106,7 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
     b.last_layer = s.layers;
     forward.run(b, shared_pool(threads));
     std::vector<float>& out = logits[threads / 2];
-    out.resize(NODES * s.vocab);
+    out.resize(NODES * s.head_size);
     b.num_context_slots = CONTEXT;
     b.context_lens = &CONTEXT;
     b.span_lens = &NODES;
@@ -113,16 +122,21 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
 }
 
 int main() {
-  std::vector<const Kernels*> levels{&portable_kernels()};
-#ifdef SPECINFER_X86
-  if (__builtin_cpu_supports("avx2")) levels.push_back(&avx2_kernels());
-#endif
+  std::vector<const Kernels*> levels;
+  for (const char* name : {"portable", "avx2", "avx512", "avx512_bf16"}) try {
+      levels.push_back(&choose_kernels(name));
+    } catch (const std::invalid_argument&) {  // not on this CPU
+    }
   for (const Kernels* kernels : levels)
     for (Type type : {Type::f32, Type::bf16, Type::q8_0, Type::q4_0, Type::q4_1, Type::q4_k, Type::q6_k})
       for (bool tied : {false, true}) {
-        if (unit_inputs(type) == 32) run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied});
-        else run(*kernels, type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied});
-        if (!is_quantized(type)) run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied});
+        if (unit_inputs(type) == 32)
+          run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}});
+        else
+          run(*kernels, type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}});
+        if (is_quantized(type)) continue;
+        run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}});
+        run(*kernels, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {60}});
       }
   std::puts("ok");
   std::fflush(stdout);

@@ -11,7 +11,7 @@ import torch
 
 from specinfer.attention import Span
 from specinfer.runtime import Batch, WorkItem
-from specinfer.runtime.native import NativeRunner
+from specinfer.runtime.native import LEVELS, NativeRunner
 
 F32, BF16 = torch.float32, torch.bfloat16
 SHAPES: dict[str, dict[str, Any]] = {
@@ -20,6 +20,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "group_1": {"num_attention_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
     "group_3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_size": 72},
     "group_4": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "hidden_size": 40},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 33},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "head_dim": 24},
+    "opt": {"hidden_size": 48, "num_attention_heads": 3},
+    "gpt2": {"n_embd": 48, "n_head": 6, "n_inner": 70},
 }
 CONTEXTS = (0, 1, 63, 64, 70, 129)
 
@@ -72,7 +78,7 @@ class Alone:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("weights", "kv"), [(F32, F32), (BF16, BF16), (F32, BF16)])
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_nodes_equal_their_paths(
     shape: str,
     weights: torch.dtype,
@@ -86,8 +92,25 @@ def test_nodes_equal_their_paths(
     check_nodes(lambda threads: runners.native(path, weights, kv, level, num_threads=threads))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("level", "kv", "keep"), [("avx2", F32, "dtype"), ("portable", BF16, "int8")], ids=["avx2", "portable"]
+)
+def test_nodes_of_every_family(
+    level: str,
+    kv: torch.dtype,
+    keep: str,
+    family: str,
+    tmp_path,  # noqa: ANN001
+    write_family,  # noqa: ANN001
+    runners,  # noqa: ANN001
+) -> None:
+    path, _ = write_family(tmp_path, family, **FAMILIES[family])
+    check_nodes(lambda threads: runners.native(path, F32, kv, level, threads, keep))
+
+
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_quantized_nodes_equal_their_paths(kind: str, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
     path = write_model(
         tmp_path / "model", tokenizer=False, num_attention_heads=6, head_dim=16, hidden_size=64
@@ -133,7 +156,7 @@ def check_nodes(make: Callable[[int], NativeRunner]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"])
-@pytest.mark.parametrize("level", ["avx2", "portable"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_chunks_and_threads(kind: str, level: str, tmp_path, write_model, runners) -> None:  # noqa: ANN001
     """A prompt in chunks of every size, by 1 to 64 threads: the same logits and K/V."""
     sizes = (96, 160) if kind.startswith("q") else (72, 100)

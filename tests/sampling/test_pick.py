@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specinfer.sampling import Purpose, draw_iid, draw_without_replacement, pick_top, stream
-from specinfer.sampling.pick import _pick_on_device
+from specinfer.sampling.pick import _pick, _pick_on_device
 
 values = st.sampled_from([-math.inf, -2.0, 0.0, 0.5, 0.5, 1.0, 3.0])
 
@@ -23,7 +23,11 @@ rows_of_one_width = st.integers(1, 12).flatmap(
 )
 
 
-@pytest.mark.parametrize("pick", [pick_top, _pick_on_device])
+def pick_by_numpy(perturbed, counts):
+    return [_pick(row, count) for row, count in zip(perturbed.numpy(), counts, strict=True)]
+
+
+@pytest.mark.parametrize("pick", [pick_top, pick_by_numpy, _pick_on_device])
 @given(rows=rows_of_one_width, data=st.data())
 def test_the_top_columns_lowest_first_among_equals(pick, rows, data):
     rows = [[0.0, *row] for row in rows]  # a row always has a token that survives
@@ -45,7 +49,10 @@ def test_the_first_pick_is_the_choice_on_a_row_full_of_ties():
         [int(c)] for c in perturbed.argmax(1)
     ]
     tied = (perturbed[1] == 2.0).nonzero().flatten().tolist()
-    assert pick_top(perturbed, [0, 40, 2])[1][0] == tied[:40]
+    picked = pick_top(perturbed, [0, 40, 2])
+    assert picked[1][0] == tied[:40]
+    for (columns, scores), (same, near) in zip(picked, pick_by_numpy(perturbed, [0, 40, 2]), strict=True):
+        assert columns == same and scores == pytest.approx(near, rel=1e-5)
 
 
 Q = np.array([0.0, 0.5, 0.2, 0.0, 0.3, 0.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ import pytest
 from specinfer.config import EngineConfig
 from specinfer.engine.async_engine import AsyncEngine
 from specinfer.engine.engine import Engine
+from specinfer.engine.parts import Emission
 from specinfer.server.config import ServerConfig
 from specinfer.server.serve import Ready, bind, serve
 
@@ -24,6 +26,15 @@ DEADLINE = 60.0
 MODEL = "tiny"
 BYTES_PER_SLOT = 512  # of the tiny model and its draft in fp32
 ENGINE_FIELDS = EngineConfig.__dataclass_fields__.keys()
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can jump, and with it every timeout of the server."""
+
+    skipped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped
 
 
 class Server:
@@ -35,7 +46,7 @@ class Server:
         self.failure: BaseException | None = None
         self._ready = threading.Event()
         self._listener = bind(config.host, config.port)
-        self._loop: asyncio.AbstractEventLoop
+        self._loop = Loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(DEADLINE), self.failure
@@ -61,6 +72,36 @@ class Server:
         """Until every request has ended and its slots are back."""
         self.call(self.front.wait_until_idle()).result(DEADLINE)
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until something holds, looked at between two turns of the server's loop."""
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline
+            self.call(asyncio.sleep(0)).result(DEADLINE)
+
+    def skip(self, seconds: float) -> None:
+        """Let the clock of the server's loop jump."""
+
+        async def jump() -> None:
+            self._loop.skipped += seconds
+
+        self.call(jump()).result(DEADLINE)
+
+    @contextmanager
+    def held(self) -> Iterator[threading.Event]:
+        """No step gets anywhere meanwhile: what runs ends by an abort or not at all. Yields what is set at
+        the first such step."""
+        stepped, pause = threading.Event(), threading.Event()
+
+        def step() -> list[Emission]:
+            stepped.set()
+            pause.wait(0.001)
+            return []
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.engine, "step", step)
+            yield stepped
+
     def call(self, coroutine: Any) -> Future[Any]:
         """Run on the server's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -80,12 +121,11 @@ class Server:
     def _run(self) -> None:
         def is_ready(ready: Ready) -> None:
             self.ready = ready
-            self._loop = asyncio.get_running_loop()
             self._ready.set()
 
         try:
-            with self._listener:
-                asyncio.run(serve(self.front, self.config, self._listener, is_ready))
+            with self._listener, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(serve(self.front, self.config, self._listener, is_ready))
         except BaseException as error:
             self.failure = error
             self._ready.set()
@@ -118,8 +158,8 @@ def serving(running: Serving, tiny_model: Path, tiny_draft: Path) -> Serving:
     @contextmanager
     def run(*, slots: int = 8192, max_queue: int = 256, **settings: Any) -> Iterator[Server]:
         engine = {name: settings.pop(name) for name in list(settings) if name in ENGINE_FIELDS}
-        engine = {"model": str(tiny_model), "drafts": (str(tiny_draft),), "dtype": "float32", **engine}
-        engine_config = EngineConfig(kv_memory=slots * BYTES_PER_SLOT, **engine)
+        tiny = {"model": str(tiny_model), "drafts": (str(tiny_draft),), "tree": "1,1", "dtype": "float32"}
+        engine_config = EngineConfig(kv_memory=slots * BYTES_PER_SLOT, **(tiny | engine))
         front = AsyncEngine.build(engine_config, max_queue=max_queue)
         with running(front, ServerConfig(model_name=MODEL, port=0, **settings)) as server:
             yield server

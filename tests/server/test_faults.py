@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -92,32 +91,27 @@ def test_half_a_body_and_gone(server: Any) -> None:
 
 
 def test_a_step_that_fails(server: Any) -> None:
-    """Its requests get 500, or an error event where a stream has begun; those that wait go on."""
-    with server.client() as client, ThreadPoolExecutor(2) as pool:
-        stream = client.completions.create(model="tiny", stream=True, prompt="a", max_tokens=400)
-        next(iter(stream))
-        real = server.engine.parts.runner.run
-        failed = threading.Event()
+    """Its requests get 500, or an error event where a stream has begun."""
+    real, left = server.engine.parts.runner.run, [2]
 
-        def run(*arguments: Any) -> Any:
-            if not failed.is_set():
-                failed.set()
-                raise RuntimeError("secret detail")
-            return real(*arguments)
+    def run(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("secret detail")
+        return real(*arguments)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server.engine.parts.runner, "run", run)
-            with pytest.raises(
-                openai.APIError, match="the step that computed this request failed: RuntimeError"
-            ):
-                list(stream)
-            failed.clear()
-            waiting = pool.submit(server.post, "/v1/completions", json=LONG)
-            answer = waiting.result(60)
+    failed_before = server.front.metrics.num_failed_steps
+    with pytest.MonkeyPatch.context() as patch, server.client() as client:
+        patch.setattr(server.engine.parts.runner, "run", run)
+        stream = iter(client.completions.create(model="tiny", stream=True, prompt="a", max_tokens=400))
+        assert next(stream).choices
+        with pytest.raises(openai.APIError, match="the step that computed this request failed: RuntimeError"):
+            list(stream)
+        answer = server.post("/v1/completions", json=LONG)
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "server_error"
         assert "secret" not in answer.text
-    assert server.front.metrics.num_failed_steps == 2
+    assert server.front.metrics.num_failed_steps == failed_before + 2
 
 
 def test_an_engine_that_lost_a_slot_says_so(serving: Any) -> None:

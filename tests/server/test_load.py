@@ -21,6 +21,7 @@ NUM_REQUESTS = 64
 NUM_ROUNDS = 3
 BYTES_PER_SLOT = 512  # of the tiny model and its draft in fp32
 MAX_TOKENS = 40
+DEADLINE = 300.0
 
 
 def requests() -> list[tuple[list[int], SamplingParams, Service]]:
@@ -125,7 +126,7 @@ def test_answers_under_load_are_those_alone(
                 resident.append(resident_bytes())
             assert resident[-1] - resident[0] < 20 * 2**20
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), DEADLINE))
 
 
 def test_a_client_sees_what_the_engine_made(server: Any, alone: list[list[CompletionOutput]]) -> None:
@@ -143,6 +144,6 @@ def test_a_client_sees_what_the_engine_made(server: Any, alone: list[list[Comple
                 ))  # fmt: skip
             return await asyncio.gather(*calls)
 
-    for answer, expected in zip(asyncio.run(main()), alone[::2], strict=True):
+    for answer, expected in zip(asyncio.run(asyncio.wait_for(main(), DEADLINE)), alone[::2], strict=True):
         assert [c.text for c in answer.choices] == [o.text for o in expected]
         assert [c.finish_reason for c in answer.choices] == [o.finish_reason for o in expected]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from specinfer.server.fields import SamplingFields
 MODEL = "tiny"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
+UNKNOWN_TYPE = {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +132,12 @@ def test_chat_stream_is_the_same_text(client: openai.OpenAI) -> None:
         texts[choice.index].append(choice.delta.content or "")
     assert ["".join(t) for t in texts] == [c.message.content for c in whole.choices]
     assert len({c.id for c in chunks}) == 1
+    running: Any = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        c.usage for c in client.chat.completions.create(**arguments, stream=True, stream_options=running)
+    ]
+    assert all(0 < a.completion_tokens <= b.completion_tokens for a, b in pairwise(counts[3:]) if a and b)
+    assert all(counts[3:]) and counts[-1] == chunks[-1].usage
     assert chunks[-1].choices == [] and chunks[-1].usage and whole.usage
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
@@ -205,7 +213,7 @@ def test_async_client_and_cancelling(server: Any) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await waiting
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
     server.wait_until_idle()
     assert not server.engine.has_work
 
@@ -344,8 +352,13 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
             "response_format",
             "schema",
         ),
+        (
+            {"extra_body": {"response_format": UNKNOWN_TYPE}},
+            "response_format",
+            "response_format.json_schema.schema cannot be compiled",
+        ),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "cannot be compiled"),
-        ({"extra_body": {"structured_outputs": {"xml": "("}}}, "structured_outputs", "must have fields"),
+        ({"extra_body": {"structured_outputs": {"xml": "("}}}, "structured_outputs", "xml is not known"),
         ({"extra_body": {"logit_bias": {"x": 1.0}}}, "logit_bias", "logit_bias"),
         ({"stop": ["a"] * 10_000}, "stop", "at most 64"),
         ({"prompt": ""}, None, "empty"),

@@ -67,12 +67,15 @@ def test_sigterm_under_load(tiny_model: Path) -> None:
         env={**os.environ, command.KEYS_VARIABLE: "a,b", "OMP_NUM_THREADS": "1"},
     )
     assert process.stderr is not None
+    late = threading.Timer(DEADLINE, process.kill)
+    late.start()
     try:
         url = next(found[0] for line in process.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
         answer_while_stopping(url, process.terminate)
         assert process.wait(DEADLINE) == 0
         log = process.stderr.read()
     finally:
+        late.cancel()
         process.kill()
     assert "POST /v1/completions 200" in log and "Traceback" not in log
 

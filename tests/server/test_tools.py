@@ -126,9 +126,15 @@ def test_a_call_can_be_forced(client: openai.OpenAI, stream: bool) -> None:
 
 def test_what_cannot_be_forced(client: openai.OpenAI) -> None:
     other = {"type": "function", "function": {"name": "other"}}
+    bad = {"name": "f", "parameters": {"type": "nope"}}
+    bad_tools = [*TOOLS, {"type": "function", "function": bad}]
     for arguments, words in (
         ({"tool_choice": other}, "tool_choice asks for a function that is not among tools"),
         ({"tool_choice": "required", "tools": []}, "tool_choice asks for a function"),
+        (
+            {"tool_choice": "required", "tools": bad_tools},
+            r"tools\[2\].function.parameters cannot be compiled: Invalid type: nope",
+        ),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "exclude each other"),
         ({"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]}, "JSON text of an object"),
     ):  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +17,7 @@ class PrefixNode:
     """An edge of the radix tree: `tokens` and their `slots`, below `parent`.
 
     num_users counts the open tables that end in this node or below it; a node in use is never evicted.
+    is_listed: whether the cache's list of leaves has it.
     """
 
     tokens: tuple[int, ...]
@@ -23,6 +26,12 @@ class PrefixNode:
     children: dict[int, PrefixNode] = field(default_factory=dict)
     num_users: int = 0
     last_use: int = 0
+    is_listed: bool = False
+
+    @property
+    def is_idle_leaf(self) -> bool:
+        """Whether it may be evicted now."""
+        return not self.children and self.num_users == 0 and self.parent is not None
 
 
 class PrefixCache:
@@ -34,6 +43,10 @@ class PrefixCache:
         self._root = PrefixNode((), np.zeros(0, np.int64), None)
         self._clock = 0
         self._num_evictable = 0
+        # A heap of (last use, serial, node): every idle leaf, and nodes that were one. A node that was used
+        # since it was listed stands too early.
+        self._leaves: list[tuple[int, int, PrefixNode]] = []
+        self._serial = itertools.count()
         allocator.reclaim = self.evict
 
     @property
@@ -83,7 +96,8 @@ class PrefixCache:
                 # A text that grows stays one edge.
                 node.tokens, node.slots = node.tokens + rest, np.concatenate([node.slots, own])
             else:
-                node.children[rest[0]] = PrefixNode(rest, own, node, last_use=self._clock)
+                node.children[rest[0]] = leaf = PrefixNode(rest, own, node, last_use=self._clock)
+                self._list(leaf)
             self._num_evictable += len(rest)
         return num_known
 
@@ -105,26 +119,34 @@ class PrefixCache:
             if current.num_users == 0:
                 self._num_evictable += len(current.slots)
             current = current.parent
+        self._list(node)
 
     def evict(self, num_slots: int) -> None:
         """Free at least `num_slots` slots where unused leaves allow it, least recently used first."""
-        while num_slots > 0:
-            leaves = [n for n in self.nodes() if not n.children and n.num_users == 0]
-            if not leaves:
-                return
-            for leaf in sorted(leaves, key=lambda n: n.last_use):
-                if num_slots <= 0:
-                    return
-                assert leaf.parent is not None
-                # The tail of an edge goes first: what is left is still a prefix.
-                keep = max(0, len(leaf.slots) - num_slots)
-                num_slots -= len(leaf.slots) - keep
-                self._num_evictable -= len(leaf.slots) - keep
-                self._allocator.free(leaf.slots[keep:])
-                if keep:
-                    leaf.tokens, leaf.slots = leaf.tokens[:keep], leaf.slots[:keep]
-                else:
-                    del leaf.parent.children[leaf.tokens[0]]
+        while num_slots > 0 and self._leaves:
+            last_use, _, leaf = heapq.heappop(self._leaves)
+            leaf.is_listed = False
+            if leaf.last_use != last_use or not leaf.is_idle_leaf:
+                self._list(leaf)
+                continue
+            assert leaf.parent is not None
+            # The tail of an edge goes first: what is left is still a prefix.
+            keep = max(0, len(leaf.slots) - num_slots)
+            num_slots -= len(leaf.slots) - keep
+            self._num_evictable -= len(leaf.slots) - keep
+            self._allocator.free(leaf.slots[keep:])
+            if keep:
+                leaf.tokens, leaf.slots = leaf.tokens[:keep], leaf.slots[:keep]
+                self._list(leaf)
+            else:
+                del leaf.parent.children[leaf.tokens[0]]
+                self._list(leaf.parent)
+
+    def _list(self, node: PrefixNode) -> None:
+        """Remember an idle leaf."""
+        if node.is_idle_leaf and not node.is_listed:
+            node.is_listed = True
+            heapq.heappush(self._leaves, (node.last_use, next(self._serial), node))
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
         """Cut an edge in two; the lower half stays the same object, so that locks on it hold."""

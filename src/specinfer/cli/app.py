@@ -21,9 +21,6 @@ from specinfer.errors import ConfigError, RequestError, SpecinferError
 from specinfer.interrupt import Interrupted
 
 FAILURE, USAGE, INTERRUPT = 1, 2, 130
-UsageError: type[Exception] = typer.BadParameter.__mro__[
-    1
-]  # typer brings its own click, or takes the public one
 
 app = typer.Typer(
     name="specinfer",
@@ -60,7 +57,8 @@ def specinfer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line. Returns the exit code: 0, 1 failure, 2 usage, 130 Ctrl-C."""
+    """Run a command line, that of the process unless given. Returns the exit code: 0, 1 failure, 2 usage,
+    130 Ctrl-C."""
     with log_to_stderr():
         code = run(sys.argv[1:] if arguments is None else list(arguments))
     return code if flush() else code or FAILURE
@@ -86,21 +84,15 @@ def run(arguments: list[str]) -> int:
         return FAILURE
     except SystemExit as leave:  # a closed pipe, met by rich or typer
         code = leave.code
-    except UsageError as error:
-        print_error(usage_message(error), f"see: {usage_command(error)} --help")
+    except typer.TyperException as error:
+        print_error(" ".join(error.format_message().split()), f"see: {usage_command(error)} --help")
         return USAGE
     if code == INTERRUPT:  # typer turns Ctrl-C into this code
         note("interrupted")
     return code if isinstance(code, int) else 0
 
 
-def usage_message(error: Exception) -> str:
-    """One line of what typer says."""
-    message = getattr(error, "format_message", error.__str__)()
-    return " ".join(str(message).split())
-
-
-def usage_command(error: Exception) -> str:
+def usage_command(error: typer.TyperException) -> str:
     """The command that was typed wrongly."""
     return str(getattr(getattr(error, "ctx", None), "command_path", "specinfer"))
 

@@ -12,12 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specinfer.cli.console import err, print_json
 from specinfer.cli.options import EngineOptions, OutputOptions
-from specinfer.cli.records import acceptance_length, completion_record, count
+from specinfer.cli.records import completion_record, count
 from specinfer.cli.results import ResultFile
 from specinfer.cli.rows import InputRow, read_rows
 from specinfer.errors import ConfigError, RequestError
 from specinfer.interrupt import Interrupted, catch_interrupt
-from specinfer.outputs import CompletionOutput
+from specinfer.outputs import CompletionOutput, acceptance_length
 from specinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def to_stdout(
 ) -> None:
     """Print one line of JSON per row as it finishes."""
     rows = read_rows(input_path)
-    llm = engine.load(max_num_seqs=max_num_seqs)
+    llm = engine.load(max_num_seqs)
     check(llm, rows, params)
     num_done = finish(
         llm, rows, params, max_num_seqs, output.quiet, lambda *done: print_json(result_record(*done))
@@ -65,7 +65,7 @@ def to_file(
 
     seconds = 0.0
     if left:
-        llm = engine.load(max_num_seqs=max_num_seqs)
+        llm = engine.load(max_num_seqs)
         check(llm, left, params)
         start = time.perf_counter()
         with results:
@@ -97,11 +97,9 @@ def check(llm: LLM, rows: Sequence[InputRow], params: SamplingParams) -> None:
     """Raise RequestError for the first row that cannot be served, before any is."""
     for row in rows:
         try:
-            requests = llm.engine.add_request(row.token_ids(llm), params)
+            llm.engine.check(row.token_ids(llm), params)
         except RequestError as error:
             raise RequestError(f"{row.where}: {error.message}", hint=error.hint) from None
-        for request in requests:
-            llm.engine.abort(request)
 
 
 def finish(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from specinfer.cli.console import note, out, print_json, write_text
 from specinfer.cli.options import EngineOptions, OutputOptions, SamplingOptions, takes_options
-from specinfer.cli.records import acceptance_length, completion_record, count, stats_line, tokens_per_second
+from specinfer.cli.records import completion_record, count, stats_line, tokens_per_second
 from specinfer.cli.stream import stream_to
 from specinfer.errors import RequestError
-from specinfer.outputs import CompletionOutput
+from specinfer.outputs import CompletionOutput, acceptance_length
 from specinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def chat(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
     output.start()
     engine.check()
     params = sampling.params(max_tokens=MAX_TOKENS)
-    llm = engine.load(max_num_seqs=1)
+    llm = engine.load(1)
     llm.tokenizer.apply_chat_template([{"role": "user", "content": "?"}])  # or there is nothing to talk to
     conversation = Conversation(llm, params, output)
     is_interactive = sys.stdin.isatty()
@@ -55,7 +55,12 @@ def chat(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
 def read_line(is_interactive: bool) -> str | None:
     """The next line; None at the end of the input. Ctrl-C while typing drops the line."""
     if not is_interactive:
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError:
+            raise RequestError(
+                "what comes from stdin is not UTF-8", hint="convert it, for example with iconv"
+            ) from None
         return line.removesuffix("\n") if line else None
     import readline  # noqa: F401 - input() then has editing and a history
 
@@ -94,10 +99,10 @@ class Conversation:
         except RequestError as error:  # this line's fault, not the conversation's
             note(f"error: {error.message}")
             return
-        room = self._llm.engine.parts.max_model_len - len(prompt)
+        room = self._llm.engine.max_model_len - len(prompt)
         if room < 1:
             note(
-                f"the context of {self._llm.engine.parts.max_model_len} tokens is full "
+                f"the context of {self._llm.engine.max_model_len} tokens is full "
                 f"({len(prompt)} with this line); /reset starts a new conversation"
             )
             return
@@ -131,7 +136,7 @@ class Conversation:
                 count(sum(s.num_output_tokens for s in stats), "token"),
                 "-" if speed is None else f"{speed:.1f} tokens/s",
                 f"acceptance length {acceptance_length(stats):.2f}",
-                f"{self._num_tokens} of {self._llm.engine.parts.max_model_len} tokens of the context used",
+                f"{self._num_tokens} of {self._llm.engine.max_model_len} tokens of the context used",
             ]
         )
 

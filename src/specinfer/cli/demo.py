@@ -11,11 +11,11 @@ from typer import Exit
 
 from specinfer.cli.console import QUIET_STYLE, err, out, print_json, write_text
 from specinfer.cli.options import EngineOptions, OutputOptions, SamplingOptions, takes_options
-from specinfer.cli.records import acceptance_length, completion_record, tokens_per_second
+from specinfer.cli.records import completion_record, tokens_per_second
 from specinfer.cli.stream import stream_to
 from specinfer.errors import ConfigError
 from specinfer.interrupt import Interrupted
-from specinfer.outputs import CompletionOutput, GenerationStats
+from specinfer.outputs import CompletionOutput, GenerationStats, acceptance_length
 from specinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def demo(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
             "the demo compares with and without a draft, and none is named",
             hint="add --draft ngram, for example",
         )
-    plain = engine.load(drafts=(), max_num_seqs=1)
-    speculative = engine.load(drafts=drafts, max_num_seqs=1)
+    plain = engine.load(1, is_plain=True)
+    speculative = engine.load(1)
     warm_up = SamplingParams(temperature=0, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
     for llm in (plain, speculative):
         stream_to(None, llm, prompt_ids(llm, "Hello"), warm_up)

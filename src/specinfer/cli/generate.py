@@ -74,11 +74,12 @@ def read_prompt(argument: str | None) -> str:
     """The prompt, from stdin where the command line has none."""
     if argument is None and sys.stdin.isatty():
         raise RequestError("there is no prompt", hint=EXAMPLE)
-    if argument is None or argument == "-":
-        try:
+    try:
+        if argument is None or argument == "-":
             argument = sys.stdin.read().removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise RequestError(f"the prompt on stdin is not text: {error}", hint="give UTF-8") from None
+        argument.encode()  # other bytes come from the command line as lone surrogates
+    except UnicodeError:
+        raise RequestError("the prompt is not UTF-8", hint="convert it, for example with iconv") from None
     if not argument:
         raise RequestError("the prompt is empty", hint=EXAMPLE)
     return argument
@@ -88,7 +89,7 @@ def one(
     engine: EngineOptions, params: SamplingParams, output: OutputOptions, prompt: str, max_num_seqs: int
 ) -> None:
     """Generate for one prompt and print."""
-    llm = engine.load(max_num_seqs=min(params.n, max_num_seqs))
+    llm = engine.load(min(params.n, max_num_seqs))
     prompt_token_ids = llm.tokenizer.encode(prompt)
     console = out()
     outputs: list[CompletionOutput]

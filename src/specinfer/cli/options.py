@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from typer import Option
 
 from specinfer.cli.console import note
-from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
+from specinfer.config import AUTO_TREE, DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.errors import ConfigError, RequestError
 from specinfer.sampling_params import SamplingParams
 from specinfer.tree import parse_topology
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 NO_DRAFT = "none"
+NOT_MODELS = (NO_DRAFT, "default", "ngram")
+"""What --draft may name beside models."""
 FORMS = {"json_schema": "json", "regex": "regex"}
 """Options that give a field of `structured_outputs`."""
 
@@ -58,7 +60,12 @@ class EngineOptions:
         ),
     ] = None
     tree: Annotated[
-        str, option("--tree", help="Widths of the token tree by depth, as in 3,2,1,1.", panel="Model")
+        str,
+        option(
+            "--tree",
+            help="Widths of the token tree by depth, as in 3,2,1,1; auto: by measured cost, down to none.",
+            panel="Model",
+        ),
     ] = DEFAULT_TREE
     verifier: Annotated[
         str,
@@ -84,11 +91,17 @@ class EngineOptions:
     ] = None
 
     def check(self) -> None:
-        """Raise ConfigError for what is wrong without a look at any model."""
+        """Raise ConfigError or ModelError for what is wrong without a look into any model."""
         if self.draft and NO_DRAFT in self.draft and len(self.draft) > 1:
             raise ConfigError("--draft none goes with no other draft", hint="leave one of them out")
-        parse_topology(self.tree)
+        if self.tree != AUTO_TREE:
+            parse_topology(self.tree)
         EngineConfig(model=self.model, max_model_len=self.max_model_len, kv_memory=self.kv_memory)
+        from specinfer.models.catalog import BUILT_IN, path_on_disk
+
+        for name in (self.model, *(self.draft or ())):
+            if name not in BUILT_IN and name not in NOT_MODELS:
+                path_on_disk(name)
 
     def drafts(self) -> tuple[str, ...]:
         """The drafts meant: with none named, those that ship for the model, merged with prompt lookup."""
@@ -98,22 +111,17 @@ class EngineOptions:
 
         return ("default", "ngram") if self.model in BUILT_IN and BUILT_IN[self.model].drafts else ()
 
-    def load(self, drafts: tuple[str, ...] | None = None, **limits: Any) -> LLM:
-        """Load the target with its drafts, or with `drafts` instead."""
+    def config(self, max_num_seqs: int) -> EngineConfig:
+        """The config meant."""
+        own = {f.name: getattr(self, f.name) for f in fields(EngineOptions) if f.name != "draft"}
+        return EngineConfig(drafts=self.drafts(), max_num_seqs=max_num_seqs, **own)
+
+    def load(self, max_num_seqs: int, *, is_plain: bool = False) -> LLM:
+        """Load the target with its drafts, or without any."""
         from specinfer.llm import LLM
 
-        return LLM(
-            self.model,
-            drafts=self.drafts() if drafts is None else drafts,
-            tree=self.tree,
-            verifier=self.verifier,
-            dtype=self.dtype,
-            quantize=self.quantize,
-            device=self.device,
-            max_model_len=self.max_model_len,
-            kv_memory=self.kv_memory,
-            **limits,
-        )
+        config = self.config(max_num_seqs)
+        return LLM(**vars(replace(config, drafts=()) if is_plain else config))
 
 
 @dataclass(frozen=True, kw_only=True)

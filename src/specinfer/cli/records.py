@@ -48,6 +48,8 @@ def stats_line(output: CompletionOutput) -> str:
     speed = tokens_per_second([stats])
     if speed is not None:
         parts.append(f"{speed:.1f} tokens/s")
+    if stats.num_near_ties:
+        parts.append(count(stats.num_near_ties, "near-tie"))
     if stats.ttft is not None:
         parts.append(f"first token after {stats.ttft:.2f} s")
     return ", ".join([*parts, f"seed {output.seed}"])
@@ -61,13 +63,6 @@ def tokens_per_second(stats: Iterable[GenerationStats]) -> float | None:
             seconds += s.tpot * (s.num_output_tokens - 1)
             num_tokens += s.num_output_tokens - 1
     return num_tokens / seconds if seconds > 0 else None
-
-
-def acceptance_length(stats: Iterable[GenerationStats]) -> float:
-    """Tokens per step over several completions, the bonus token included; 0 without a step."""
-    many = list(stats)
-    num_steps = sum(s.num_steps for s in many)
-    return 1 + sum(s.num_accepted_tokens for s in many) / num_steps if num_steps else 0.0
 
 
 def count(number: int, noun: str) -> str:

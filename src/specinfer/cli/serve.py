@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,6 @@ from typer import Argument
 
 from specinfer.cli.console import note
 from specinfer.cli.options import MODEL, EngineOptions, OutputOptions, option, takes_options
-from specinfer.config import EngineConfig
 from specinfer.errors import ConfigError
 
 KEYS_VARIABLE = "SPECINFER_API_KEYS"
@@ -151,17 +150,9 @@ def run(engine: ServedOptions, load: LoadOptions, server: ServerOptions) -> None
         drain_timeout=server.drain_timeout,
         log_prompts=server.log_prompts,
     )
-    engine_config = EngineConfig(
-        model=engine.model,
-        drafts=engine.drafts(),
-        tree=engine.tree,
-        verifier=engine.verifier,
-        dtype=engine.dtype,
-        device=engine.device,
-        max_num_seqs=load.max_num_seqs,
-        max_model_len=engine.max_model_len,
+    engine_config = replace(
+        engine.config(load.max_num_seqs),
         max_step_tokens=load.max_step_tokens,
-        kv_memory=engine.kv_memory,
         prefix_cache=load.prefix_cache,
     )
     with bind(config.host, config.port) as listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
@@ -12,6 +13,7 @@ from specinfer.cli.console import ACCEPTED_STYLE, QUIET_STYLE, out, print_json
 from specinfer.cli.generate import read_prompt
 from specinfer.cli.options import EngineOptions, OutputOptions, SamplingOptions, takes_options
 from specinfer.cli.records import count
+from specinfer.config import AUTO_TREE
 from specinfer.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from specinfer.sampling_params import SamplingParams
 
 INDENT = 4
+SHOWN_TREE = "3,2,1,1"
 
 
 @takes_options
@@ -37,19 +40,22 @@ def tree(
     """Show the token tree of one step: each guess with its score, the accepted path, the target's next token.
 
     A score is the draft's estimate that the target takes this token once it has taken those above it.
+    The tree is <3,2,1,1> unless --tree names another.
     """
     output.start()
+    if engine.tree == AUTO_TREE:  # which needs more than one step to know what it wants
+        engine = replace(engine, tree=SHOWN_TREE)
     engine.check()
     params = sampling.params()
     if steps < 1:
         raise ConfigError(f"--steps must be a positive integer, got {steps}")
     text = read_prompt(prompt)
-    llm = engine.load(max_num_seqs=1)
-    if llm.engine.parts.drafter is None:
+    llm = engine.load(1)
+    if not engine.drafts():
         output.note("no draft, so no guesses: name one with --draft, for example --draft ngram")
     prompt_token_ids = llm.tokenizer.encode(text)
     if sampling.max_tokens is None:  # as far as the context reaches, so that it does not clip the tree
-        room = llm.engine.parts.max_model_len - len(prompt_token_ids)
+        room = llm.engine.max_model_len - len(prompt_token_ids)
         params = sampling.params(max_tokens=max(1, room))
     emission = run_to(llm, prompt_token_ids, params, steps)
     if output.as_json:
@@ -83,12 +89,8 @@ def run_to(llm: LLM, prompt_token_ids: list[int], params: SamplingParams, num_st
 
 def accepted_nodes(emission: Emission) -> list[int]:
     """The accepted path, the root left out."""
-    path = [0]
-    for token in emission.token_ids[: emission.num_accepted]:
-        child = emission.proposal.tree.child(path[-1], token)
-        assert child is not None, "an accepted token is not in the tree"
-        path.append(child)
-    return path[1:]
+    accepted = emission.token_ids[: emission.num_accepted]
+    return list(emission.proposal.tree.paths[emission.proposal.tree.places[accepted]])
 
 
 def next_token(emission: Emission) -> int | None:

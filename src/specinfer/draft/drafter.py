@@ -48,8 +48,8 @@ class Drafter(Protocol):
         """The kinds of candidates it makes."""
         ...
 
-    def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> Any:
-        """Start drafting; returns a handle for `collect`."""
+    def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> object:
+        """Start drafting; returns a handle, which says nothing to anyone but `collect`."""
         ...
 
     def collect(self, handle: Any) -> list[Proposal]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ class EnsembleDrafter:
     def kinds(self) -> frozenset[CandidateKind]:
         return frozenset().union(*(d.kinds for d in self._drafters))
 
-    def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Any]:
+    def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[object]:
         n = len(self._drafters)
         # What does not divide goes to the first ones.
         shares = [
@@ -33,7 +32,7 @@ class EnsembleDrafter:
         ]
         return [d.launch(share, topology) for d, share in zip(self._drafters, shares, strict=True)]
 
-    def collect(self, handle: list[Any]) -> list[Proposal]:
+    def collect(self, handle: list[object]) -> list[Proposal]:
         proposals = [d.collect(h) for d, h in zip(self._drafters, handle, strict=True)]
         return [merge_proposals(each) for each in zip(*proposals, strict=True)]
 
@@ -47,10 +46,9 @@ def merge_proposals(proposals: Sequence[Proposal]) -> Proposal:
     tree = merge([p.tree for p in proposals])
     law: dict[tuple[int, int], NDArray[np.float64]] = {}
     if any(p.law for p in proposals):
-        places = {tree.path_tokens(node): node for node in range(tree.num_nodes)}
         num_drafters = 0
         for proposal in proposals:
             for (drafter, node), q in proposal.law.items():
-                law[drafter + num_drafters, places[proposal.tree.path_tokens(node)]] = q
+                law[drafter + num_drafters, tree.places[proposal.tree.path_tokens(node)]] = q
             num_drafters += 1 + max((c.drafter for c in proposal.tree.candidates), default=0)
     return Proposal(tree, law)

@@ -68,9 +68,8 @@ def graft(context: DraftContext, chain: tuple[int, ...], proposal: Proposal, max
         return proposal
     candidates = [Candidate(c.node + shift, *c[1:]) for c in drafted.candidates]
     tree = TokenTree.build(token_ids, parents, scores, candidates)
-    places = {tree.path_tokens(node): node for node in range(tree.num_nodes)}
     law = {
-        (drafter, places[(*chain, *drafted.path_tokens(node))]): q
+        (drafter, tree.places[*chain, *drafted.path_tokens(node)]): q
         for (drafter, node), q in proposal.law.items()
     }
     return Proposal(tree, law)

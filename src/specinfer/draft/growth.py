@@ -60,11 +60,6 @@ class GrowingTree:
         """The finished tree."""
         return TokenTree.build(self.token_ids, self.parents, self.scores, self._candidates)
 
-    def places(self, tree: TokenTree) -> dict[int, int]:
-        """Node here -> node in `tree`, the result of `build`."""
-        built = {tree.path_tokens(node): node for node in range(tree.num_nodes)}
-        return {node: built[path] for node, path in enumerate(self.path_tokens)}
-
 
 def expand(
     topology: Topology, depth: int, trees: Sequence[GrowingTree | None], drafter: int

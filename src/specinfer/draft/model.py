@@ -122,10 +122,9 @@ class ModelDrafter:
         if tree is None:
             return Proposal(TokenTree.root_only(context.tokens[-1]), {})
         built = tree.build()
-        if not law:
-            return Proposal(built, {})
-        places = tree.places(built)
-        return Proposal(built, {(drafter, places[node]): q for (drafter, node), q in law.items()})
+        return Proposal(
+            built, {(drafter, built.places[tree.path_tokens[node]]): q for (drafter, node), q in law.items()}
+        )
 
     def _root_logits(
         self, histories: Sequence[History | None], trees: Sequence[GrowingTree | None], scratch: _Scratch

@@ -25,6 +25,7 @@ from specinfer.models.tokenizer import Tokenizer
 from specinfer.outputs import StreamChunk
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
+from specinfer.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +38,8 @@ class Generation:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
+        self.num_output_tokens = 0
+        """Of the chunks that were taken."""
         self._chunks: deque[tuple[int, StreamChunk]] = deque()
         self._error: StepError | None = None
         self._num_open = len(requests)
@@ -51,7 +54,9 @@ class Generation:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            yield self._chunks.popleft()
+            index, chunk = self._chunks.popleft()
+            self.num_output_tokens += len(chunk.token_ids)
+            yield index, chunk
 
     def deliver(self, index: int, event: StreamChunk | StepError) -> bool:
         """Take what a step made of a request; returns whether that was its end."""
@@ -149,7 +154,7 @@ class AsyncEngine:
     @property
     def max_total_tokens(self) -> int:
         """Most tokens of prompt and output together."""
-        return min(self._engine.parts.max_model_len, self._engine.allocator.num_slots)
+        return min(self._engine.max_model_len, self._engine.allocator.num_slots)
 
     @property
     def failure(self) -> str | None:
@@ -174,6 +179,10 @@ class AsyncEngine:
             raise OverloadError(
                 f"{self.num_open} requests run or wait, of at most {self._capacity}", max(1, seconds)
             )
+
+    def check_form(self, form: StructuredOutputsParams) -> None:
+        """Raise RequestError unless outputs can have this form; takes time, for a worker."""
+        self._engine.check_form(form)
 
     async def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, service: Service | None = None
@@ -297,7 +306,7 @@ class AsyncEngine:
     def _add(self, generation: Generation) -> None:
         for index, request in enumerate(generation.requests):
             self._subscriptions[request] = Subscription(generation, index)
-            self._engine.parts.scheduler.add(request)
+            self._engine.queue(request)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         events = []

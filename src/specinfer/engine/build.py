@@ -11,13 +11,14 @@ import torch
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.cache.pool import bytes_per_slot
-from specinfer.config import EngineConfig
+from specinfer.config import AUTO_TREE, EngineConfig
 from specinfer.draft.drafter import Drafter
 from specinfer.draft.ensemble import EnsembleDrafter
 from specinfer.draft.history import OwnHistories, SharedHistories
 from specinfer.draft.model import ModelDrafter
 from specinfer.draft.ngram import NgramDrafter
-from specinfer.draft.pairing import pair
+from specinfer.draft.pairing import Pairing, pair
+from specinfer.draft.planner import Planner
 from specinfer.engine.engine import Engine
 from specinfer.engine.parts import Parts
 from specinfer.engine.scheduler import Scheduler
@@ -26,6 +27,7 @@ from specinfer.metrics import StepTimer
 from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
+from specinfer.models.tokenizer import Tokenizer
 from specinfer.runtime import Runner, make_pool, make_torch_runner
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
@@ -33,7 +35,7 @@ from specinfer.sampling.chooser import Chooser
 from specinfer.sampling.noise import NoiseCache
 from specinfer.tree import Topology, parse_topology
 from specinfer.tree.token_tree import MAX_NODES
-from specinfer.verify import check_kinds, get_verifier
+from specinfer.verify import Verifier, check_kinds, get_verifier
 
 logger = logging.getLogger("specinfer")
 AUTO_KV_BYTES = 2**30
@@ -53,88 +55,129 @@ class Loaded:
     weight_types: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What an EngineConfig comes to, found before any weight is read.
+
+    drafts, pairings: by name, n-grams left out. max_tree_nodes: of the trees that are drafted, root included.
+    """
+
+    config: EngineConfig
+    verifier: Verifier
+    topology: Topology
+    device: torch.device
+    dtype: torch.dtype
+    target: Checkpoint
+    tokenizer: Tokenizer | None
+    drafts: dict[str, Checkpoint]
+    pairings: dict[str, Pairing]
+    max_model_len: int
+    max_tree_nodes: int
+    num_slots: int
+
+    def draft_len(self, name: str) -> int:
+        """Positions that a draft is used for."""
+        return min(self.max_model_len, self.drafts[name].config.max_position)
+
+
 def build_engine(config: EngineConfig) -> Engine:
     """Load everything. Every error that needs no weights is raised before any is read."""
+    resolved = resolve(config)
+    target, drafts = load_models(resolved)
+    return assemble(resolved, target, drafts)
+
+
+def resolve(config: EngineConfig) -> Resolved:
+    """Raises ConfigError, ModelError or DownloadError."""
     verifier = get_verifier(config.verifier)
     device = resolve_device(config.device)
     topology = resolve_topology(config.tree)
-    checkpoint = open_checkpoint(resolve_model_path(config.model))
-    dtype = resolve_dtype(config.dtype, device, checkpoint)
-    keep: Keep = "stored" if config.dtype == "auto" else "dtype"
-    if config.quantize and (reason := why_not(checkpoint, device)) is not None:
+    target = open_checkpoint(resolve_model_path(config.model))
+    dtype = resolve_dtype(config.dtype, device, target)
+    if config.quantize and (reason := why_not(target, device)) is not None:
         raise ConfigError(
             f"quantize {config.quantize} needs the native forward: {reason}", hint="leave quantize out"
         )
-    draft_checkpoints = {
+    drafts = {
         name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
     }
-    tokenizer = checkpoint.tokenizer()
-    pairings = {name: pair(name, draft, checkpoint, tokenizer) for name, draft in draft_checkpoints.items()}
+    tokenizer = target.tokenizer()
+    pairings = {name: pair(name, draft, target, tokenizer) for name, draft in drafts.items()}
     for name, pairing in pairings.items():
         logger.info("draft %s: %s", name, pairing.finding)
-    max_model_len = min(
-        config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position
+    max_position = target.config.max_position
+    max_model_len = config.max_model_len or max_position
+    if max_model_len > max_position:
+        raise ConfigError(f"max_model_len is {max_model_len}, the model was made for {max_position}")
+    return Resolved(
+        config=config,
+        verifier=verifier,
+        topology=topology,
+        device=device,
+        dtype=dtype,
+        target=target,
+        tokenizer=tokenizer,
+        drafts=drafts,
+        pairings=pairings,
+        max_model_len=max_model_len,
+        max_tree_nodes=min(MAX_NODES, 1 + (topology.num_nodes - 1) * len(config.drafts)),
+        num_slots=resolve_num_slots(config, [target, *drafts.values()], dtype, max_model_len),
     )
-    if config.max_model_len and config.max_model_len > checkpoint.config.max_position:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, "
-            f"the model was made for {checkpoint.config.max_position}"
-        )
-    max_tree_nodes = min(MAX_NODES, getattr(topology, "num_nodes", MAX_NODES)) if config.drafts else 1
-    max_tree_nodes = min(MAX_NODES, 1 + (max_tree_nodes - 1) * max(1, len(config.drafts)))
-    num_slots = resolve_num_slots(config, [checkpoint, *draft_checkpoints.values()], dtype, max_model_len)
-    num_scratch = config.max_num_seqs * (max_tree_nodes + 1 + MAX_FORCED_TOKENS)
 
+
+def load_models(resolved: Resolved) -> tuple[Loaded, dict[str, Loaded]]:
+    """The target and the drafts by name. Raises ModelError."""
+    config, dtype, device, num_slots = resolved.config, resolved.dtype, resolved.device, resolved.num_slots
+    keep: Keep = "stored" if config.dtype == "auto" else "dtype"
+    num_scratch = config.max_num_seqs * (resolved.max_tree_nodes + 1 + MAX_FORCED_TOKENS)
     target = load(
-        config.model,
-        checkpoint,
-        dtype,
-        config.quantize or keep,
-        device,
-        max_model_len,
-        num_slots,
-        num_scratch=0,
-    )
-    draft_lens = {name: min(max_model_len, c.config.max_position) for name, c in draft_checkpoints.items()}
+        config.model, resolved.target, dtype, config.quantize or keep, device, resolved.max_model_len,
+        num_slots, num_scratch=0,
+    )  # fmt: skip
     drafts = {
-        name: load(name, c, dtype, keep, device, draft_lens[name], num_slots, num_scratch)
-        for name, c in draft_checkpoints.items()
+        name: load(name, draft, dtype, keep, device, resolved.draft_len(name), num_slots, num_scratch)
+        for name, draft in resolved.drafts.items()
     }
     log_memory([target, *drafts.values()], num_slots, dtype, device)
     log_torch_path(target, device)
+    return target, drafts
 
+
+def assemble(resolved: Resolved, target: Loaded, drafts: dict[str, Loaded]) -> Engine:
+    """An engine of loaded models. Raises ConfigError where the verifier does not suit a drafter."""
+    config, topology = resolved.config, resolved.topology
     histories = {
-        name: pairing.histories(drafts[name].runner.pool, draft_lens[name])
-        for name, pairing in pairings.items()
+        name: pairing.histories(drafts[name].runner.pool, resolved.draft_len(name))
+        for name, pairing in resolved.pairings.items()
     }
-    own_histories = [h for h in histories.values() if isinstance(h, OwnHistories)]
     sharing = [drafts[name] for name, h in histories.items() if isinstance(h, SharedHistories)]
-    allocator = SlotAllocator(num_slots)
+    allocator = SlotAllocator(resolved.num_slots)
     allocator.watch([loaded.runner.pool.filled for loaded in (target, *sharing)])
     prefix_cache = PrefixCache(allocator) if config.prefix_cache else None
-    vocab_size = checkpoint.config.vocab_size
+    vocab_size = resolved.target.config.vocab_size
     # A request's rows of one step: one for each depth that is drafted, and one after the deepest.
     rows_per_request = 2 + (topology.max_depth if config.drafts else 0)
-    chooser = Chooser(NoiseCache(vocab_size, device, max_rows=config.max_num_seqs * rows_per_request))
-    drafters = [
+    chooser = Chooser(
+        NoiseCache(vocab_size, resolved.device, max_rows=config.max_num_seqs * rows_per_request)
+    )
+    drafters: list[Drafter] = [
         NgramDrafter(lane=lane)
         if name == NGRAM
         else ModelDrafter(
             drafts[name].runner,
             chooser,
-            kind=verifier.sampled_kind,
-            vocab=pairings[name].vocab,
+            kind=resolved.verifier.sampled_kind,
+            vocab=resolved.pairings[name].vocab,
             histories=histories[name],
             target_vocab_size=vocab_size,
-            max_position=draft_lens[name],
+            max_position=resolved.draft_len(name),
             lane=lane,
         )
         for lane, name in enumerate(config.drafts)
     ]
-    drafter: Drafter | None = None
-    if drafters:
-        drafter = drafters[0] if len(drafters) == 1 else EnsembleDrafter(drafters)
-        check_kinds(verifier, drafter.kinds)
+    drafter: Drafter | None = EnsembleDrafter(drafters) if len(drafters) > 1 else next(iter(drafters), None)
+    if drafter is not None:
+        check_kinds(resolved.verifier, drafter.kinds)
     parts = Parts(
         scheduler=Scheduler(
             allocator,
@@ -144,24 +187,33 @@ def build_engine(config: EngineConfig) -> Engine:
         ),
         runner=target.runner,
         chooser=chooser,
-        verifier=verifier,
+        verifier=resolved.verifier,
         drafter=drafter,
         topology=topology,
-        max_tree_nodes=max_tree_nodes,
-        max_model_len=max_model_len,
+        planner=topology if isinstance(topology, Planner) else None,
+        max_tree_nodes=resolved.max_tree_nodes,
+        max_model_len=resolved.max_model_len,
         max_forced_tokens=MAX_FORCED_TOKENS,
         timer=StepTimer(),
     )
     return Engine(
-        parts, tokenizer, allocator, prefix_cache, vocab_size=vocab_size, own_histories=own_histories
+        parts,
+        resolved.tokenizer,
+        allocator,
+        prefix_cache,
+        vocab_size=vocab_size,
+        own_histories=[h for h in histories.values() if isinstance(h, OwnHistories)],
     )
 
 
 def resolve_topology(tree: object) -> Topology:
-    """Widths as text, or a Topology as it is. Raises ConfigError."""
+    """Widths as text, "auto" for a Planner, or a Topology as it is. Raises ConfigError."""
+    if tree == AUTO_TREE:
+        return Planner()
     if isinstance(tree, str):
         return parse_topology(tree)
-    if not callable(getattr(tree, "expand", None)) or not isinstance(getattr(tree, "max_depth", None), int):
+    sizes = (getattr(tree, name, None) for name in ("max_depth", "num_nodes"))
+    if not callable(getattr(tree, "expand", None)) or not all(isinstance(size, int) for size in sizes):
         raise ConfigError(f"tree must be text or a Topology, got {tree!r}", hint='for example "3,2,1,1"')
     return cast(Topology, tree)
 

@@ -21,6 +21,7 @@ from specinfer.runtime.native import own_threads
 from specinfer.sampling import make_processors
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
+from specinfer.structured_outputs import StructuredOutputsParams
 
 
 class Engine:
@@ -47,6 +48,11 @@ class Engine:
         self._serial = itertools.count(1)
 
     @property
+    def max_model_len(self) -> int:
+        """Longest prompt and output together, in tokens."""
+        return self.parts.max_model_len
+
+    @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self.parts.scheduler.waiting or self.parts.scheduler.running)
@@ -57,13 +63,13 @@ class Engine:
         """Queue a prompt; returns its params.n requests. Raises RequestError if it can never run."""
         requests = self.new_requests(prompt_token_ids, params, service)
         for request in requests:
-            self.parts.scheduler.add(request)
+            self.queue(request)
         return requests
 
     def new_requests(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, service: Service | None = None
     ) -> list[Request]:
-        """A prompt's params.n requests, not queued; safe to call while another thread steps.
+        """A prompt's params.n requests, to `queue`; safe to call while another thread steps.
 
         Raises RequestError if it can never run.
         """
@@ -98,6 +104,10 @@ class Engine:
             )
             for i in range(params.n)
         ]
+
+    def queue(self, request: Request) -> None:
+        """Let a new request take part in the steps to come."""
+        self.parts.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
         """End a request between steps; its slots are free afterwards. Finished ones are left alone."""
@@ -136,12 +146,12 @@ class Engine:
         bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
         if bad is not None:
             raise RequestError(f"prompt token {bad} is outside the vocabulary of {self.vocab_size}")
-        limit = self.parts.max_model_len
-        if len(prompt) + params.max_tokens > limit:
+        room = self.max_model_len - len(prompt)
+        if params.max_tokens > room:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}: "
-                f"together more than the context of {limit}",
-                hint=f"shorten the prompt or set max_tokens to at most {max(0, limit - len(prompt))}",
+                f"together more than the context of {self.max_model_len}",
+                hint="shorten the prompt" + (f" or set max_tokens to at most {room}" if room > 0 else ""),
             )
         if len(prompt) + params.max_tokens > self.allocator.num_slots:
             raise RequestError(
@@ -151,7 +161,11 @@ class Engine:
             )
         check_tokens(params, self.tokenizer, self.vocab_size)
         if params.form is not None:
-            self._grammars.matcher(params.form)
+            self.check_form(params.form)
+
+    def check_form(self, form: StructuredOutputsParams) -> None:
+        """Raise RequestError unless outputs can have this form."""
+        self._grammars.matcher(form)
 
     def _decode(self, skip_special_tokens: bool, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens) if self.tokenizer else ""

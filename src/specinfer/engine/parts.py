@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specinfer.draft.drafter import Drafter, Proposal
+from specinfer.draft.planner import Planner
 from specinfer.engine.request import Request
 from specinfer.engine.scheduler import Scheduler
 from specinfer.metrics import StepTimer
@@ -18,7 +19,8 @@ from specinfer.verify import Verifier
 class Parts:
     """What a step works with.
 
-    max_tree_nodes: of the trees that are drafted. max_forced_tokens: more nodes, for what a grammar forces.
+    planner: the topology, where it is one that learns from steps. max_tree_nodes: of the trees that are
+    drafted. max_forced_tokens: more nodes, for what a grammar forces.
     """
 
     scheduler: Scheduler
@@ -27,6 +29,7 @@ class Parts:
     verifier: Verifier
     drafter: Drafter | None
     topology: Topology
+    planner: Planner | None
     max_tree_nodes: int
     max_model_len: int
     max_forced_tokens: int

@@ -63,6 +63,7 @@ class Request:
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.num_cached_tokens = 0
+        self.num_near_ties = 0
         self.draft_notes: dict[Any, Any] = {}
         """What drafters remember about it."""
         self.is_accepted: list[bool] = []
@@ -204,6 +205,7 @@ class Request:
             accepted_per_depth=tuple(self._accepted + [0] * (len(self._drafted) - len(self._accepted))),
             drafted_per_depth=tuple(self._drafted),
             num_cached_tokens=self.num_cached_tokens,
+            num_near_ties=self.num_near_ties,
             ttft=None if first is None else first - self.arrival,
             tpot=None if first is None or last is None or n < 2 else (last - first) / (n - 1),
         )

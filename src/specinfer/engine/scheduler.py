@@ -93,7 +93,7 @@ class Scheduler:
         for request, trunk, is_tree in zip(self.running, trunks, has_tree, strict=True):
             nodes = 0
             if is_tree:
-                wanted = max_tree_nodes - 1 + (max_forced_tokens if request.row().grammar else 0)
+                wanted = max_tree_nodes - 1 + (max_forced_tokens if request.params.form else 0)
                 nodes = min(wanted, spare // num_trees)
                 spare -= nodes
                 num_trees -= 1

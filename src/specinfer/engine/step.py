@@ -35,8 +35,9 @@ def step(parts: Parts) -> list[Emission]:
     with parts.timer.phase("draft"):
         proposals = propose(parts, scheduled)
     items = [work_item(s, p.tree) for s, p in zip(scheduled, proposals, strict=True)]
+    batch = Batch.of(items)
     with parts.timer.phase("target"):
-        logits, _ = parts.runner.run(Batch.of(items))
+        logits, _ = parts.runner.run(batch)
     with parts.timer.phase("verify"):
         logits = score_prompts(scheduled, items, logits)
         decoded = [(s.request, p) for s, p in zip(scheduled, proposals, strict=True) if s.is_decoded]
@@ -47,7 +48,10 @@ def step(parts: Parts) -> list[Emission]:
         for s, p in zip(scheduled, proposals, strict=True)
     ]
     if parts.drafter and decoded:
-        parts.drafter.observe([p.tree for _, p in decoded], verdicts)
+        trees = [p.tree for _, p in decoded]
+        parts.drafter.observe(trees, verdicts)
+        if parts.planner:
+            parts.planner.observe(trees, verdicts, len(batch.token_ids), parts.timer.last)
     return [e for e in emissions if e is not None]
 
 

@@ -15,6 +15,7 @@ def check_tokens(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
     for name, ids in (
         ("logit_bias", params.biases),
         ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("stop_token_ids", params.stop_token_ids),
     ):
         wrong = next((token for token in ids if token >= vocab_size), None)
         if wrong is not None:

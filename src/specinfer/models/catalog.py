@@ -96,6 +96,14 @@ def resolve_model_path(name: str, progress: bool = True) -> Path:
     """
     if name in BUILT_IN:
         return _built_in_path(BUILT_IN[name], progress)
+    return path_on_disk(name) or _hub_path(name, progress)
+
+
+def path_on_disk(name: str) -> Path | None:
+    """The directory or .gguf file that `name` is, None where it can be a name on the hub.
+
+    Raises ModelError where it can be neither.
+    """
     path = Path(name)
     with contextlib.suppress(OSError, RuntimeError):  # too long for a path, or ~ of an unknown user
         path = path.expanduser()
@@ -108,7 +116,7 @@ def resolve_model_path(name: str, progress: bool = True) -> Path:
         )
     is_file_name = path.suffix in (".gguf", ".safetensors", ".json", ".bin")
     if _HUB_NAME.fullmatch(name) and not is_file_name and not name.startswith("."):
-        return _hub_path(name, progress)
+        return None
     what = "file" if is_file_name else "model, file or directory"
     raise ModelError(
         f"there is no {what} {name!r}",

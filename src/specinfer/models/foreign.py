@@ -9,13 +9,15 @@ token to token by other means shows there, and is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from specinfer.attention import AttentionBackend, Span, TorchAttention
 from specinfer.errors import ModelError
@@ -139,14 +141,15 @@ class ForeignModel:
 
     def _load(self, dtype: torch.dtype) -> Any:
         try:
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                str(self._directory),
-                dtype=dtype,
-                attn_implementation=NAME,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+            with quiet():
+                model, loading = AutoModelForCausalLM.from_pretrained(
+                    str(self._directory),
+                    dtype=dtype,
+                    attn_implementation=NAME,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                )
         except Exception as error:  # transformers has no error type of its own
             raise self.refusal(f"transformers cannot load it ({first_line(error)})") from error
         if missing := sorted(loading["missing_keys"]):
@@ -225,6 +228,20 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return model.attend(module.layer_idx, q, k, v, scale, sliding_window)[None], None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and warnings meanwhile: what matters of them is checked and raised here."""
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
 
 
 def refusal(source: str, model_type: str, reason: str) -> ModelError:

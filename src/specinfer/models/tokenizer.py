@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from specinfer.errors import ModelError, RequestError
 from specinfer.models.gguf import GGUFFile
+from specinfer.models.spelling import BYTE_PIECE, SPACE, byte_alphabet, speller
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _CONVERT_AGAIN = "convert the model again with a current llama.cpp, or use its Hugging Face directory"
@@ -47,8 +47,6 @@ _LIKE_LLAMA3 = ("llama-bpe", "llama-v3", "llama3")
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _NO_LIMIT = int(1e30)  # what transformers itself calls no limit
-_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # how it writes a byte
-_SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class Tokenizer:
@@ -83,8 +81,7 @@ class Tokenizer:
     def spellings(self) -> list[bytes]:
         """[ids] the bytes that each token stands for in a text; nothing for an id without a token."""
         backend: Any = self._hf
-        is_byte_level = b'"ByteLevel"' in backend.backend_tokenizer.decoder.__getstate__()
-        spell = _spell_byte_level if is_byte_level else _spell_sentencepiece
+        spell = speller(backend.backend_tokenizer.decoder.__getstate__())
         vocab, added = self.vocab, self._hf.get_added_vocab()
         result = [b""] * (1 + max(vocab.values()))
         for piece, token_id in vocab.items():
@@ -218,13 +215,13 @@ class Tokenizer:
         piece = self._hf.convert_ids_to_tokens(token_id) if 0 <= token_id < self.vocab_size else None
         if not isinstance(piece, str):
             return f"<{token_id}>"
-        if _SPACE in piece:
-            return piece.replace(_SPACE, " ")
+        if SPACE in piece:
+            return piece.replace(SPACE, " ")
         text = self.decode([token_id], skip_special_tokens=False)
         if "\ufffd" not in text:
             return text
-        byte_of = {char: byte for byte, char in _byte_alphabet().items()}
-        if _BYTE_PIECE.fullmatch(piece) or not all(char in byte_of for char in piece):
+        byte_of = {char: byte for byte, char in byte_alphabet().items()}
+        if BYTE_PIECE.fullmatch(piece) or not all(char in byte_of for char in piece):
             return piece
         return "".join(f"<0x{byte_of[char]:02X}>" for char in piece)
 
@@ -309,10 +306,10 @@ def _sentencepiece(metadata: _Metadata) -> Backend:
             "byte_fallback": True,
         }
     )
-    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
-    after: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+    after: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("add_space_prefix", True):
-        spaces.insert(0, normalizers.Prepend(_SPACE))
+        spaces.insert(0, normalizers.Prepend(SPACE))
         after.append(decoders.Strip(" ", 1, 0))
     backend.normalizer = normalizers.Sequence(spaces)
     backend.decoder = decoders.Sequence(after)
@@ -371,28 +368,6 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
         for key in ("role", "content"):
             if not isinstance(message, dict) or not isinstance(message.get(key), str):
                 raise RequestError(f"message {index} has no text under {key!r}", hint=hint)
-
-
-def _spell_byte_level(piece: str) -> bytes:
-    return b"".join(_bytes_of_alphabet().get(char, char.encode()) for char in piece)
-
-
-def _spell_sentencepiece(piece: str) -> bytes:
-    if _BYTE_PIECE.fullmatch(piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace(_SPACE, " ").encode()
-
-
-@cache
-def _bytes_of_alphabet() -> dict[str, bytes]:
-    return {char: bytes([byte]) for byte, char in _byte_alphabet().items()}
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """The printable character that byte-level BPE writes for each byte."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,6 +15,8 @@ from specinfer.runtime.batch import Batch
 class ForeignRunner:
     """Runs whole forwards only: no ranges of layers, no captured rows."""
 
+    keeps_bits = False
+
     def __init__(
         self, model: ForeignModel, pool: KVPool, attention: AttentionBackend, device: torch.device
     ) -> None:

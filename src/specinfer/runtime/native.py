@@ -1,17 +1,16 @@
 """NativeRunner: a whole forward in one call of the extension `specinfer._cpu`, on a CPU.
 
 Weights are packed once, in fp32, bf16 or GGUF's blocks. Hidden rows and arithmetic are fp32, save that
-a row is quantised to meet quantised weights, and they multiply in integers. A row's bits depend on its own
-tokens alone: not on the rows beside it, the number of threads or the shape of the batch (design.md 3).
+a row is quantised to meet quantised weights, and they multiply in integers, and that level avx512_bf16 rounds
+it to bf16 to meet bf16 weights. A row's bits depend on its own tokens alone: not on the rows beside it, the
+number of threads or the shape of the batch (design.md 3).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,26 +19,20 @@ import torch
 from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.errors import ConfigError, ModelError
+from specinfer.extension import extension
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
-from specinfer.models.weights import find
+from specinfer.models.weights import find, take
 from specinfer.runtime.batch import Batch, Ints
-from specinfer.runtime.kept import FUSED, LAYER_PARTS, Keep, linear_types, type_name
+from specinfer.runtime.kept import Keep, linear_types, type_name
+from specinfer.runtime.layout import LAYOUTS
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
-LEVELS = ("avx2", "portable")
-NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+LEVELS = ("avx512_bf16", "avx512", "avx2", "portable")
 NONE = np.zeros(0, np.int64)
-
-
-def extension() -> ModuleType | None:
-    """`specinfer._cpu`, None where it was not built."""
-    try:
-        return importlib.import_module("specinfer._cpu")
-    except ImportError:
-        return None
+NO_LAYER = -1
 
 
 def wanted_level() -> str | None:
@@ -56,7 +49,7 @@ def wanted_level() -> str | None:
         try:
             module.level(name)
         except ValueError as error:
-            raise ConfigError(f"{VARIABLE}: {error}") from None
+            raise ConfigError(f"{VARIABLE}: {error}", hint="unset it for the best that there is") from None
     return name
 
 
@@ -69,10 +62,12 @@ def why_not(checkpoint: Checkpoint, device: torch.device) -> str | None:
         return "specinfer._cpu was not built (it needs cmake and a C++17 compiler at install)"
     if wanted_level() is None:
         return f"{VARIABLE} is off"
-    if config.model_type != "llama":
+    if config.model_type not in LAYOUTS:
         return f"model type {config.model_type!r} is not covered"
-    if checkpoint.head_size != config.vocab_size:
-        return "its head works on a subset of its embedding's vocabulary"
+    if not config.norm_first:
+        return "its layers normalise what comes out of their parts"
+    if config.embedding_size != config.hidden_size:
+        return "its embedding is narrower than its layers"
     if config.head_dim % 8:
         return f"a head dimension of {config.head_dim} is not a multiple of 8"
     return None
@@ -108,6 +103,8 @@ class NativeModel:
         module = extension()
         assert module is not None
         self.config = c = checkpoint.config
+        self.head_size = checkpoint.head_size
+        self._layout = LAYOUTS[c.model_type]
         # More threads than processors would only wait for each other.
         threads = num_threads or min(torch.get_num_threads(), os.cpu_count() or 1)
         types = linear_types(checkpoint, keep, dtype)
@@ -116,7 +113,10 @@ class NativeModel:
             self._native: Any = module.Model(
                 hidden=c.hidden_size, layers=c.num_layers, heads=c.num_heads, kv_heads=c.num_kv_heads,
                 head_dim=c.head_dim, intermediate=c.intermediate_size, vocab=c.vocab_size,
-                eps=c.norm_eps, tied=c.tie_embeddings, types=types, level=level, threads=threads,
+                head_size=self.head_size, eps=c.norm_eps, tied=c.tie_embeddings, inner=self._layout.inner,
+                layer_norm=self._layout.layer_norm, head_norms="q_norm" in self._layout.norms,
+                windows=[window or c.max_position for window in c.windows],
+                types=types, level=level, threads=threads,
             )  # fmt: skip
             self._load(checkpoint, types)
         except ValueError as error:
@@ -124,10 +124,9 @@ class NativeModel:
                 f"{checkpoint.path}: weights do not fit the config ({error})",
                 hint="check that config and weights belong to the same model",
             ) from None
-        assert c.rope is not None
-        cos, sin = Rotary(c.rope, c.head_dim, max_position, torch.float32).at(torch.arange(max_position))
-        self._kept = (pool, cos.contiguous(), sin.contiguous())
-        self._native.set_rotary(self._kept[1].data_ptr(), self._kept[2].data_ptr(), max_position)
+        tables = self._positions(checkpoint, max_position)
+        self._kept = (pool, tables)  # the extension has their addresses
+        self._native.set_positions(*(0 if t is None else t.data_ptr() for t in tables), max_position)
         self._native.set_pool(
             [t.data_ptr() for t in pool.k],
             [t.data_ptr() for t in pool.v],
@@ -136,19 +135,18 @@ class NativeModel:
         )
         self.level: str = self._native.level
         self.num_threads: int = self._native.threads
-        self.num_bytes: int = self._native.num_bytes
+        self.num_bytes: int = self._native.num_bytes + sum(t.nbytes for t in tables if t is not None)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[n] -> [n, hidden_size]."""
-        batch = rows_alone(token_ids.numpy())
-        hidden = torch.empty(len(token_ids), self.config.hidden_size)
+    def embed(self, batch: Batch) -> torch.Tensor:
+        """[num_tokens, hidden_size]."""
+        hidden = torch.empty(len(batch.token_ids), self.config.hidden_size)
         self.forward(batch, range(0), hidden_out=hidden)
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] -> logits [rows, vocab_size]."""
+        """[rows, hidden_size] -> logits [rows, head_size]."""
         batch = rows_alone(np.zeros(len(hidden), np.int64))
-        logits = torch.empty(len(hidden), self.config.vocab_size)
+        logits = torch.empty(len(hidden), self.head_size)
         self.forward(batch, range(0), hidden_in=hidden, logits=logits)
         return logits
 
@@ -187,16 +185,17 @@ class NativeModel:
         )
 
     def _load(self, checkpoint: Checkpoint, types: Sequence[str]) -> None:
-        weights = checkpoint.weights
-        num_parts = len(FUSED) * self.config.num_layers
-        next_type, head_types = iter(types[:num_parts]), types[num_parts:]
+        weights, layout, tied = checkpoint.weights, self._layout, self.config.tie_embeddings
+        num_parts = len(layout.linears) * self.config.num_layers
+        next_type, end_types = iter(types[:num_parts]), types[num_parts:]
 
         def linear(name: str, layer: int, source: str, kind: str, bias_source: str = "") -> None:
             weight = f"{source}.weight"
             if isinstance(weights, GGUFFile) and weights.stored(weight)[0].lower() == kind:
                 w, shape = weights.blocks(weight), weights.stored(weight)[1]
             else:
-                w = weights.get(weight).contiguous()
+                w = weights.get(weight)
+                w = (w.T if layout.transposed and layer >= 0 else w).contiguous()
                 kind, shape = type_name(w.dtype), tuple(w.shape)
             if len(shape) != 2:
                 raise ValueError(f"{weight} has {len(shape)} dimensions")
@@ -212,27 +211,40 @@ class NativeModel:
 
         def norm(name: str, layer: int, source: str) -> None:
             w = weights.get(f"{source}.weight").float().contiguous()
-            self._native.set_norm(name, layer, w.data_ptr(), w.numel())
+            bias = take(weights, f"{source}.bias", len(w)).float().contiguous() if layout.layer_norm else None
+            self._native.set_norm(
+                name, layer, w.data_ptr(), 0 if bias is None else bias.data_ptr(), w.numel()
+            )
 
         # The largest first: what they are read into is several times what is packed.
-        embedding = "model.embed_tokens"
-        linear("head", 0, embedding if self.config.tie_embeddings else "lm_head", head_types[0], "lm_head")
-        if not self.config.tie_embeddings:
-            linear("embedding", 0, embedding, head_types[1])
+        linear("head", NO_LAYER, layout.embedding if tied else "lm_head", end_types[0], "lm_head")
+        if not tied:
+            linear("embedding", NO_LAYER, layout.embedding, end_types[1])
         for i in range(self.config.num_layers):
-            for parts in FUSED:
+            for parts in layout.linears:
                 kind = next(next_type)
-                for part in parts:
-                    source = f"model.layers.{i}.{LAYER_PARTS[part]}"
-                    linear(part, i, source, kind, source)
-            for name, part in NORMS.items():
-                norm(name, i, f"model.layers.{i}.{part}")
-        norm("final_norm", 0, "model.norm")
+                for part, source in parts.items():
+                    linear(part, i, f"{layout.layers}.{i}.{source}", kind, f"{layout.layers}.{i}.{source}")
+            for name, source in layout.norms.items():
+                norm(name, i, f"{layout.layers}.{i}.{source}")
+        norm("final_norm", NO_LAYER, layout.final_norm)
         self._native.finish()
+
+    def _positions(self, checkpoint: Checkpoint, count: int) -> tuple[torch.Tensor | None, ...]:
+        """Cosines, sines and learned rows of the positions that will be used, None for what there is not."""
+        c, layout = self.config, self._layout
+        if c.rope is not None:
+            cos_sin = Rotary(c.rope, c.head_dim, count, torch.float32).at(torch.arange(count))
+            return (*(table.contiguous() for table in cos_sin), None)
+        offset = layout.position_offset
+        table = take(checkpoint.weights, f"{layout.positions}.weight", c.max_position + offset, c.hidden_size)
+        return None, None, table[offset : offset + count].float().contiguous()
 
 
 class NativeRunner:
     """A ModelRunner whose forward is one native call."""
+
+    keeps_bits = True
 
     def __init__(
         self,
@@ -253,9 +265,8 @@ class NativeRunner:
         self, batch: Batch, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As ModelRunner.run."""
-        config = self.model.config
-        layers = range(config.num_layers)
-        logits = torch.empty(len(batch.logits_rows), config.vocab_size)
+        layers = range(self.model.config.num_layers)
+        logits = torch.empty(len(batch.logits_rows), self.model.head_size)
         captured = self._captured(batch, layers, capture_layers)
         self.model.forward(batch, layers, logits=logits, captured=captured)
         return logits, captured
@@ -285,7 +296,7 @@ def joined(arrays: Sequence[Ints]) -> Ints:
 
 
 def rows_alone(token_ids: Ints) -> Batch:
-    """Rows for the ends of a model, where nothing attends."""
+    """Rows for the ends of a model, where nothing attends, all at position 0."""
     n = len(token_ids)
     span = Span(NONE, np.zeros(n, np.int64), np.full(n, -1, np.int64))
     return Batch((span,), token_ids, np.arange(n))

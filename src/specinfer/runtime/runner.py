@@ -21,6 +21,11 @@ class Runner(Protocol):
 
     pool: KVPool
 
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether a row's bits depend on its own tokens alone."""
+        ...
+
     def run(
         self, batch: Batch, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
@@ -38,6 +43,7 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.pool = pool
+        self.keeps_bits = device.type == "cpu"
         self._attention = attention
         self._device = device
 

@@ -25,7 +25,6 @@ Nothing else enters: not the batch, the tree, the step, nor the number of tokens
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -34,10 +33,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-try:
-    native: Any = importlib.import_module("specinfer._cpu")
-except ImportError:
-    native = None
+from specinfer.extension import extension
+
+native: Any = extension()
 """The extension, which makes the same rows and choices quicker; None where it was not built."""
 
 NoiseKey = tuple[int, int, int]

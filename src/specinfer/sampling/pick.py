@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specinfer.sampling.noise import native
+
 Picked = tuple[list[int], list[float]]
 """Columns, best first, and each one's score in [0, 1]."""
 
@@ -19,9 +21,13 @@ def pick_top(perturbed: torch.Tensor, counts: Sequence[int]) -> list[Picked]:
     choice. A score is the column's share in the softmax of the perturbed row: an estimate, from the gaps
     between perturbed scores (design.md 2), that the target makes this choice.
     """
-    if perturbed.device.type == "cpu":
+    if perturbed.device.type != "cpu":
+        return _pick_on_device(perturbed, counts)
+    if native is None:
         return [_pick(row, count) for row, count in zip(perturbed.float().numpy(), counts, strict=True)]
-    return _pick_on_device(perturbed, counts)
+    rows, width = perturbed.float().contiguous(), perturbed.shape[1]
+    start = rows.data_ptr()
+    return [native.pick(start + 4 * width * i, width, min(count, width)) for i, count in enumerate(counts)]
 
 
 def _pick_on_device(perturbed: torch.Tensor, counts: Sequence[int]) -> list[Picked]:
@@ -50,7 +56,7 @@ def _pick_on_device(perturbed: torch.Tensor, counts: Sequence[int]) -> list[Pick
 
 
 def _pick(row: NDArray[np.float32], count: int) -> Picked:
-    """One row on the CPU, where a few passes of numpy cost a tenth of torch's general way."""
+    """One row on a CPU without the extension."""
     count = min(count, len(row))
     if count < 1:
         return [], []

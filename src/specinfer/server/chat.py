@@ -73,7 +73,7 @@ def chat_router(serving: Serving) -> APIRouter:
                 whole_choice(serving, body, generation, output, reader)
                 for output, reader in zip(outputs, readers, strict=True)
             ],
-            usage=usage(generation, outputs, params.n),
+            usage=usage(generation, params.n),
             metrics=metrics(body, outputs),
         )
         return Response(as_json(answer), media_type="application/json")
@@ -107,7 +107,7 @@ def forced_form(serving: Serving, body: ChatBody, form: CallFormat | None) -> di
             "tool_choice can't force a call: this model's chat template writes calls in no known format",
             hint="use auto or none",
         )
-    return {"grammar": form.grammar(serving.engine.tokenizer, functions, body.wants_one_call)}
+    return {"grammar": form.grammar(serving.engine.tokenizer, list(functions.values()), body.wants_one_call)}
 
 
 def whole_choice(
@@ -176,14 +176,15 @@ async def stream(
             part.stop_reason = chunk.output.stop_reason
         elif not content and not calls and not chunk.logprobs:
             continue  # part of a character, or of what may be a stop string or a call
-        yield as_json(ChatChunk(**head, choices=[part]))
+        running = usage(generation, num_samples) if body.wants_running_usage else None
+        yield as_json(ChatChunk(**head, choices=[part], usage=running))
     done = [outputs[index] for index in range(num_samples)]
     if body.wants_usage or body.speculation.statistics:
         yield as_json(
             ChatChunk(
                 **head,
                 choices=[],
-                usage=usage(generation, done, num_samples) if body.wants_usage else None,
+                usage=usage(generation, num_samples) if body.wants_usage else None,
                 metrics=metrics(body, done),
             )
         )

@@ -55,7 +55,7 @@ def completions_router(serving: Serving) -> APIRouter:
         answer = Completion(
             **serving.head("cmpl"),
             choices=choices,
-            usage=usage(generation, outputs, params.n),
+            usage=usage(generation, params.n),
             metrics=metrics(body, outputs),
         )
         return Response(as_json(answer), media_type="application/json")
@@ -129,14 +129,15 @@ async def stream(
             choice.finish_reason, choice.stop_reason = chunk.output.finish_reason, chunk.output.stop_reason
         elif not chunk.text and not chunk.logprobs:
             continue  # part of a character, or of what may be a stop string
-        yield as_json(Completion(**head, choices=[choice]))
+        running = usage(generation, num_samples) if body.wants_running_usage else None
+        yield as_json(Completion(**head, choices=[choice], usage=running))
     done = [outputs[index] for index in range(len(outputs))]
     if body.wants_usage or body.speculation.statistics:
         yield as_json(
             Completion(
                 **head,
                 choices=[],
-                usage=usage(generation, done, num_samples) if body.wants_usage else None,
+                usage=usage(generation, num_samples) if body.wants_usage else None,
                 metrics=metrics(body, done),
             )
         )

@@ -63,7 +63,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, DrainingError):
         return ApiError(503, str(error), code="draining", headers={"Retry-After": "5"})
     if isinstance(error, RequestError):
-        word = re.split(r"[ .:]", error.message, maxsplit=1)[0]
+        word = re.split(r"[ .:\[]", error.message, maxsplit=1)[0]
         return ApiError(400, str(error), param=word if word in FIELDS else None)
     if isinstance(error, SpecinferError):
         return ApiError(500, str(error))

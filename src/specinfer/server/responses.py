@@ -40,9 +40,11 @@ class Usage(BaseModel):
 
 
 class SpeculationStats(BaseModel):
-    """Speculation of a whole request: target steps, trees' tokens, accepted ones, and those by depth."""
+    """Speculation of a whole request: target steps, those with a tree, the trees' tokens, accepted ones, and
+    both by depth."""
 
     num_steps: int
+    num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_pos: list[int]

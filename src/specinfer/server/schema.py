@@ -16,9 +16,11 @@ TokenIds = list[int]
 
 
 class StreamOptions(Body):
-    """include_usage: a last chunk with the usage of the whole request."""
+    """include_usage: a last chunk with the usage of the whole request. continuous_usage_stats: vLLM's, which
+    load generators count tokens by: the chunks before it have the usage so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -77,10 +79,22 @@ class GenerationBody(SamplingFields):
             raise RequestError(f"{' and '.join(wanted)} exclude each other")
         return super().sampling_params(structured_outputs=forms[wanted[0]] if wanted else None, **others)
 
+    def schemas(self) -> dict[str, dict[str, JsonValue]]:
+        """The JSON schemas that the answer must meet, but for structured_outputs': by where they stand."""
+        form = None if self.response_format is None else self.response_format.form()
+        schema = (form or {}).get("json")
+        return {"response_format.json_schema.schema": schema} if isinstance(schema, dict) else {}
+
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 class CompletionBody(GenerationBody):
@@ -247,14 +261,23 @@ class ChatBody(GenerationBody):
         """Whether an answer may hold one call at most."""
         return self.parallel_tool_calls is False or isinstance(self.tool_choice, ChosenTool)
 
-    def forced_functions(self) -> list[dict[str, Any]]:
-        """Those of which one must be called; none where the model may choose. Raises RequestError."""
+    def schemas(self) -> dict[str, dict[str, JsonValue]]:
+        of_tools = {
+            f"tools[{place}].function.parameters": function["parameters"]
+            for place, function in self.forced_functions().items()
+            if "parameters" in function
+        }
+        return {**super().schemas(), **of_tools}
+
+    def forced_functions(self) -> dict[int, dict[str, Any]]:
+        """Those of which one must be called, by their place in `tools`; none where the model may choose.
+        Raises RequestError."""
         if self.tool_choice in (None, "none", "auto"):
-            return []
-        functions = [tool["function"] for tool in self.offered_tools()]
+            return {}
+        functions = {place: tool["function"] for place, tool in enumerate(self.offered_tools())}
         if isinstance(self.tool_choice, ChosenTool):
             name = self.tool_choice.function.name
-            functions = [function for function in functions if function["name"] == name]
+            functions = {place: f for place, f in functions.items() if f["name"] == name}
         if not functions:
             raise RequestError("tool_choice asks for a function that is not among tools")
         return functions

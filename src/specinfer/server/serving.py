@@ -28,6 +28,7 @@ from specinfer.server.responses import (
 )
 from specinfer.server.schema import GenerationBody
 from specinfer.server.tool_calls import CallFormat, call_format
+from specinfer.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 VERSION = version("specinfer")
@@ -67,6 +68,7 @@ class Serving:
 
         Raises ApiError, RequestError, OverloadError, DrainingError or StepError.
         """
+        await self.engine.in_worker(self.check_schemas, body)
         try:
             return await self.engine.generate(prompts, params, body.service())
         except RequestError as error:
@@ -74,6 +76,15 @@ class Serving:
             if longest + params.max_tokens > self.engine.max_total_tokens:
                 raise ApiError(400, str(error), param="max_tokens", code="context_length_exceeded") from None
             raise
+
+    def check_schemas(self, body: GenerationBody) -> None:
+        """Raise RequestError for one that can't be met, by the name that the client gave it."""
+        for name, schema in body.schemas().items():
+            try:
+                self.engine.check_form(StructuredOutputsParams(json=schema))
+            except RequestError as error:
+                message = error.message.replace("structured_outputs.json", name, 1)
+                raise RequestError(message, error.hint) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special ones included. Raises RequestError for ids outside the vocabulary."""
@@ -103,16 +114,15 @@ async def finished(generation: Generation) -> list[CompletionOutput]:
     return [outputs[index] for index in range(len(generation.requests))]
 
 
-def usage(generation: Generation, outputs: Sequence[CompletionOutput], num_samples: int) -> Usage:
-    """A prompt counts once, however many samples it has."""
-    prompt_tokens = sum(r.num_prompt_tokens for r in generation.requests[::num_samples])
-    completion_tokens = sum(o.stats.num_output_tokens for o in outputs)
-    cached = sum(o.stats.num_cached_tokens for o in outputs[::num_samples])
+def usage(generation: Generation, num_samples: int) -> Usage:
+    """As far as its chunks were taken. A prompt counts once, however many samples it has."""
+    firsts = generation.requests[::num_samples]
+    prompt_tokens = sum(r.num_prompt_tokens for r in firsts)
     return Usage(
         prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=CachedTokens(cached_tokens=cached),
+        completion_tokens=generation.num_output_tokens,
+        total_tokens=prompt_tokens + generation.num_output_tokens,
+        prompt_tokens_details=CachedTokens(cached_tokens=sum(r.num_cached_tokens for r in firsts)),
     )
 
 
@@ -121,13 +131,15 @@ def metrics(body: GenerationBody, outputs: Sequence[CompletionOutput]) -> Metric
     if not body.speculation.statistics:
         return None
     stats = [o.stats for o in outputs]
+    drafted = sum_by_depth([s.drafted_per_depth for s in stats])
     return Metrics(
         speculative_decoding=SpeculationStats(
             num_steps=sum(s.num_steps for s in stats),
+            num_drafts=sum(drafted[:1]),
             num_draft_tokens=sum(s.num_draft_tokens for s in stats),
             num_accepted_tokens=sum(s.num_accepted_tokens for s in stats),
             accepted_per_pos=sum_by_depth([s.accepted_per_depth for s in stats]),
-            drafted_per_pos=sum_by_depth([s.drafted_per_depth for s in stats]),
+            drafted_per_pos=drafted,
         )
     )
 

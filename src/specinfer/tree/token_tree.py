@@ -144,6 +144,11 @@ class TokenTree:
         """Tokens from the root's child down to `node`."""
         return tuple(int(self.token_ids[i]) for i in self.paths[node])
 
+    @cached_property
+    def places(self) -> dict[tuple[int, ...], int]:
+        """`path_tokens` of a node -> the node."""
+        return {self.path_tokens(node): node for node in range(self.num_nodes)}
+
     def child(self, node: int, token_id: int) -> int | None:
         """The child of `node` that holds `token_id`."""
         for child in self.children[node]:

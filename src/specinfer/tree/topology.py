@@ -34,6 +34,11 @@ class Topology(Protocol):
         """No node lies deeper."""
         ...
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the largest tree, root included."""
+        ...
+
     def expand(self, level: Level) -> NDArray[np.int64]:
         """[frontier] -> number of children of each frontier node, before any draw at this depth."""
         ...
@@ -64,7 +69,6 @@ class Expansion:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the full tree, root included."""
         total = width = 1
         for k in self.schedule:
             width *= k
