@@ -11,8 +11,9 @@ struct Chunk {
   const float* k[KEY_CHUNK];
   const float* v[KEY_CHUNK];
 
-  // Slots are scattered over the pool: rows of the next chunk are asked for while this one is worked on.
-  void fetch(int64_t s) const {
+  // Slots are scattered over the pool: rows of the next chunk are asked for while this one is worked on. Inlined by
+  // force: GCC drops calls of functions that only fetch.
+  __attribute__((always_inline)) void fetch(int64_t s) const {
     const int64_t size = a.type == Type::f32 ? 4 : 2, at = (s * a.kv_heads + kv_head) * a.head_dim * size;
     for (int64_t byte = 0; byte < a.head_dim * size; byte += 64) {
       __builtin_prefetch(static_cast<const char*>(a.keys) + at + byte);
@@ -40,16 +41,15 @@ struct Chunk {
   }
 };
 
-// Adds keys first to last - 1 of a chunk to a query's state: its largest score, its sum of weights, its weighted values.
-static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int first, int last, float* largest_score,
-                                             float* total, float* acc) {
+// A query's largest score so far, its sum of weights and its weighted values: dim + 2 floats.
+constexpr int TOGETHER = 4;  // queries whose chains of dependent operations overlap
+
+// The scores of keys first to last - 1, padded to whole registers with the last one's; returns the largest of each lane.
+INLINE F score(const Chunk& c, const float* q, int first, int last, float* weight) {
   const int dim = c.a.head_dim, count = last - first;
   const float* const* keys = c.k + first;
-  const float* const* values = c.v + first;
-  alignas(64) float weight[KEY_CHUNK];
   F top = splat(-__builtin_inff());
-  const int padded = (count + W - 1) / W * W;
-  for (int j = 0; j < padded; j += W) {
+  for (int j = 0; j < count; j += W) {
     F dot[W];
     const float* row[W];
 #pragma GCC unroll 8
@@ -62,13 +62,18 @@ static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int
 #pragma GCC unroll 8
       for (int i = 0; i < W; ++i) dot[i] = fma(x, load(row[i] + d), dot[i]);
     }
-    const F score = sums(dot) * splat(c.a.scale);
-    store(weight + j, score);
-    top = max(top, score);  // the padding repeats the last key
+    const F scores = sums(dot) * splat(c.a.scale);
+    store(weight + j, scores);
+    top = max(top, scores);
   }
-  const float old = *largest_score, chunk_top = largest(top), now = chunk_top > old ? chunk_top : old;
+  return top;
+}
+
+// Scores to weights, relative to the largest score so far; returns what scales the sums before.
+INLINE float soften(F top, int count, float* weight, float* state) {
+  const float old = state[0], chunk_top = largest(top), now = chunk_top > old ? chunk_top : old;
   F part = splat(0.0f);
-  for (int j = 0; j < padded; j += W) {
+  for (int j = 0; j < count; j += W) {
     store(weight + j, exp(load(weight + j) - splat(now)));
     for (int i = count - j; i < W; ++i) weight[j + i] = 0.0f;
     part = part + load(weight + j);
@@ -76,8 +81,14 @@ static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int
   float shrink[W];
   store(shrink, exp(splat(old - now)));
   const float keep = old == -__builtin_inff() ? 0.0f : shrink[0];
-  *largest_score = now;
-  *total = *total * keep + sum(part);
+  state[0] = now;
+  state[1] = state[1] * keep + sum(part);
+  return keep;
+}
+
+INLINE void add_values(const Chunk& c, int first, int count, const float* weight, float keep, float* acc) {
+  const int dim = c.a.head_dim;
+  const float* const* values = c.v + first;
   int d = 0;
   for (; d + 8 * W <= dim; d += 8 * W) {
     F y[8];
@@ -99,17 +110,34 @@ static __attribute__((noinline)) void attend(const Chunk& c, const float* q, int
   }
 }
 
+// Adds keys first to last - 1 of a chunk to the states of `queries` queries that see the same ones.
+static __attribute__((noinline)) void attend(const Chunk& c, const float* const* q, int queries, int first, int last,
+                                             float* state) {
+  const int stride = c.a.head_dim + 2;
+  alignas(64) float weight[TOGETHER][KEY_CHUNK];
+  F top[TOGETHER];
+  float keep[TOGETHER];
+  for (int n; queries > 0; queries -= n, q += n, state += n * stride) {
+    n = queries < TOGETHER ? queries : TOGETHER;
+    for (int i = 0; i < n; ++i) top[i] = score(c, q[i], first, last, weight[i]);
+    for (int i = 0; i < n; ++i) keep[i] = soften(top[i], last - first, weight[i], state + i * stride);
+    for (int i = 0; i < n; ++i) add_values(c, first, last - first, weight[i], keep[i], state + i * stride + 2);
+  }
+}
+
 INLINE int within_chunk(int64_t key) { return key < 0 ? 0 : key > KEY_CHUNK ? KEY_CHUNK : int(key); }
 
 void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, float* scratch) {
   const int group = a.heads / a.kv_heads, dim = a.head_dim;
   Chunk chunk{a, kv_head, scratch, {}, {}, {}};
-  float* state = scratch + 2 * KEY_CHUNK * dim;  // per query: largest score, sum, then the values
+  float* states = scratch + 2 * KEY_CHUNK * dim;
+  const float* q[QUERY_BLOCK];
   int64_t oldest = INT64_MAX, keys = 0;  // positions that some query sees: oldest to keys - 1
   for (int i = begin; i < end; ++i) {
-    float* s = state + (i - begin) * (dim + 2);
-    s[0] = -__builtin_inff();
-    for (int d = 1; d < dim + 2; ++d) s[d] = 0.0f;
+    q[i - begin] = a.q + (span.first_row + i / group) * a.q_stride + (kv_head * group + i % group) * dim;
+    float* state = states + (i - begin) * (dim + 2);
+    state[0] = -__builtin_inff();
+    for (int d = 1; d < dim + 2; ++d) state[d] = 0.0f;
     const int64_t seen = span.context_len + span.depth[i / group] + 1;
     const int64_t first = seen > a.window ? seen - a.window : 0;
     oldest = first < oldest ? first : oldest;
@@ -121,29 +149,30 @@ void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int be
     const int64_t next = start + KEY_CHUNK, after = next + KEY_CHUNK;
     for (int64_t at = next; at < after && at < span.context_len; ++at) chunk.fetch(span.context[at]);
     for (int j = 0; j < KEY_CHUNK; ++j) chunk.slot[j] = -1;
-    int node = -1, first = 0, last = 0;
-    for (int i = begin; i < end; ++i) {
-      if (i / group != node) {
-        node = i / group;
-        const int64_t seen = span.context_len + span.depth[node] + 1 - start;
-        first = within_chunk(seen - a.window);
-        last = within_chunk(seen);
-        for (int j = first; j < last; ++j) {
-          const int64_t at = start + j, d = at - span.context_len;
-          chunk.set(j, d < 0                  ? span.context[at]
-                       : d < span.trunk[node] ? span.slots[d]
-                                              : span.slots[span.path[span.path_offset[node] + d - span.trunk[node]]]);
-        }
+    const auto range = [&](int node) {
+      const int64_t seen = span.context_len + span.depth[node] + 1 - start;
+      return std::pair<int, int>(within_chunk(seen - a.window), within_chunk(seen));
+    };
+    for (int i = begin, to; i < end; i = to) {
+      const int node = i / group;
+      const auto [first, last] = range(node);
+      to = (node + 1) * group;
+      // In the context, a row is the same for all nodes.
+      if (next <= span.context_len)
+        while (to < end && range(to / group) == range(node)) to += group;
+      to = to < end ? to : end;
+      for (int j = first; j < last; ++j) {
+        const int64_t at = start + j, d = at - span.context_len;
+        chunk.set(j, d < 0                  ? span.context[at]
+                     : d < span.trunk[node] ? span.slots[d]
+                                            : span.slots[span.path[span.path_offset[node] + d - span.trunk[node]]]);
       }
-      if (first >= last) continue;
-      float* s = state + (i - begin) * (dim + 2);
-      const float* q = a.q + (span.first_row + node) * a.q_stride + (kv_head * group + i % group) * dim;
-      attend(chunk, q, first, last, s, s + 1, s + 2);
+      if (first < last) attend(chunk, q + (i - begin), to - i, first, last, states + (i - begin) * (dim + 2));
     }
   }
   for (int i = begin; i < end; ++i) {
-    const float* s = state + (i - begin) * (dim + 2);
+    const float* state = states + (i - begin) * (dim + 2);
     float* out = a.out + (span.first_row + i / group) * a.out_stride + (kv_head * group + i % group) * dim;
-    for (int d = 0; d < dim; ++d) out[d] = s[2 + d] / s[1];
+    for (int d = 0; d < dim; ++d) out[d] = state[2 + d] / state[1];
   }
 }

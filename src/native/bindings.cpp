@@ -74,6 +74,8 @@ class Model {
   void set_positions(uintptr_t cosine, uintptr_t sine, uintptr_t learned, int64_t count) {
     positions_ = Positions{at<float>(cosine), at<float>(sine), at<float>(learned), count};
   }
+  void withhold(int layer) { weights_.withhold(layer); }
+  void release(int layer) { weights_.release(layer); }
   void finish() const { weights_.check_complete(); }
 
   void forward(Ints context_slots, Ints context_lens, Ints span_lens, Ints slots, Ints parents, Ints token_ids,
@@ -177,6 +179,8 @@ NB_MODULE(_cpu, m) {
       .def("set_norm", &Model::set_norm)
       .def("set_pool", &Model::set_pool)
       .def("set_positions", &Model::set_positions)
+      .def("withhold", &Model::withhold)
+      .def("release", &Model::release)
       .def("finish", &Model::finish)
       .def("forward", &Model::forward, nb::arg("context_slots").noconvert(), nb::arg("context_lens").noconvert(),
            nb::arg("span_lens").noconvert(), nb::arg("slots").noconvert(), nb::arg("parents").noconvert(),

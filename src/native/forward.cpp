@@ -8,7 +8,8 @@
 namespace specinfer {
 
 enum Op {
-  INPUT_NORM, QKV, STORE_KV, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN, CAPTURE, PER_LAYER
+  INPUT_NORM, QKV, QUANTIZE_FOR_V, V, STORE_KV, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN,
+  CAPTURE, PER_LAYER
 };
 enum { BEGIN = PER_LAYER, FINAL_NORM, HEAD, END };
 
@@ -89,7 +90,7 @@ void Forward::plan(const Batch& batch, int threads) {
     if (int64_t(v.size()) < size) v.resize(size);
   };
   const Layer* layer = w_.layers.data();
-  qkv_stride_ = s.layers ? int64_t(layer->qkv.panels) * panel : 0;
+  qkv_stride_ = round_up(int64_t(s.heads + 2 * s.kv_heads) * s.head_dim, panel);
   inner_stride_ = s.layers ? int64_t(layer->inner.panels) / (s.inner == Store::gated ? 2 : 1) * panel : 0;
   grow(hidden_, n * hidden_stride_);
   grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
@@ -100,7 +101,7 @@ void Forward::plan(const Batch& batch, int threads) {
   grow(scratch_, scratch_size_ * threads);
   int64_t quantized = row_bytes(w_.head) * b_.num_logits;
   for (const Layer& l : w_.layers)
-    for (const Linear* linear : {&l.qkv, &l.out, &l.inner, &l.down})
+    for (const Linear* linear : {&l.qkv, &l.v, &l.out, &l.inner, &l.down})
       quantized = std::max(quantized, row_bytes(*linear) * n);
   if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
 
@@ -125,17 +126,23 @@ GemmArgs Forward::gemm(int op, int index) {
   const int n = int(b_.num_rows);
   const Shape& s = w_.shape;
   auto args = [&](const Linear& linear, const std::vector<float>& x, int64_t x_stride, int rows, float* out,
-                  int64_t out_stride, Store store) {
-    if (converts_rows(linear.type))
-      return GemmArgs{&linear, quantized_.data(), row_bytes(linear), rows, out, out_stride, int(out_stride), store};
-    return GemmArgs{&linear, x.data(), 4 * x_stride, rows, out, out_stride, int(out_stride), store};
+                  int64_t out_stride, Store store, int64_t columns = 0) {
+    GemmArgs a{&linear, x.data(), 4 * x_stride, rows, out, out_stride, int(columns ? columns : out_stride), store};
+    if (converts_rows(linear.type)) {
+      a.x = quantized_.data();
+      a.x_stride = row_bytes(linear);
+    }
+    return a;
   };
   if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.head_size, Store::plain);
   const Layer& layer = w_.layers[index];
   float* hidden = hidden_.data();
   switch (op) {
     case QKV:
-      return args(layer.qkv, normed_, hidden_stride_, n, qkv_rows_.data(), qkv_stride_, Store::plain);
+      return args(layer.qkv, normed_, hidden_stride_, n, qkv_rows_.data(), qkv_stride_, Store::plain, layer.qkv.outputs);
+    case V:
+      return args(layer.v, normed_, hidden_stride_, n, qkv_rows_.data() + layer.qkv.outputs, qkv_stride_, Store::plain,
+                  layer.v.outputs);
     case OUT:
       return args(layer.out, attended_, s.heads * s.head_dim, n, hidden, hidden_stride_, Store::add);
     case INNER:
@@ -181,7 +188,7 @@ void Forward::store_kv(int index, int64_t row) {
   kernels.to_kv(k + kv, static_cast<char*>(kv_.values[index]) + out, kv, kv_.type);
 }
 
-static bool is_gemm(int op) { return op == QKV || op == OUT || op == INNER || op == DOWN || op == HEAD; }
+static bool is_gemm(int op) { return op == QKV || op == V || op == OUT || op == INNER || op == DOWN || op == HEAD; }
 
 int Forward::chunks(int phase) {
   const int num_layers = b_.last_layer - b_.first_layer, last = 1 + num_layers * PER_LAYER;
@@ -190,12 +197,15 @@ int Forward::chunks(int phase) {
   const int layer = b_.first_layer + (phase - 1) / PER_LAYER;
   const int64_t rows = op == FINAL_NORM || op == HEAD ? b_.num_logits : b_.num_rows;
   if (rows == 0) return 0;
+  if (op == INPUT_NORM) w_.wait_for(layer);
+  if ((op == QUANTIZE_FOR_V || op == V) && w_.layers[layer].v.panels == 0) return 0;
   if (is_gemm(op)) {
     const GemmArgs args = gemm(op, layer);
     const int per_chunk = panels_per_chunk(args);
     return (args.linear->panels + per_chunk - 1) / per_chunk;
   }
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
+  if (op == QUANTIZE_FOR_V && !converts_rows(w_.layers[layer].v.type)) return 0;
   if (op == QUANTIZE_ATTENDED && !converts_rows(w_.layers[layer].out.type)) return 0;
   if (op == QUANTIZE_INNER && !converts_rows(w_.layers[layer].down.type)) return 0;
   if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
@@ -253,6 +263,9 @@ void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
         quantize(op == INPUT_NORM ? layer.qkv : layer.inner, normed, i);
         break;
       }
+      case QUANTIZE_FOR_V:
+        quantize(w_.layers[index].v, normed, i);
+        break;
       case QUANTIZE_ATTENDED:
         quantize(w_.layers[index].out, attended_.data() + i * s.heads * s.head_dim, i);
         break;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #ifdef __FMA__
 #include <immintrin.h>
 #endif

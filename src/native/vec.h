@@ -68,8 +68,12 @@ INLINE F sums(const F* v) {
 
 // bf16 to fp32: widening W values that lie next to each other.
 INLINE F widen(const uint16_t* p) {
+#if WIDTH == 8 && defined(__AVX2__)  // which GCC makes of halves
+  return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16);
+#else
   typedef uint16_t H __attribute__((vector_size(2 * W), aligned(2), may_alias));
   return (F)(__builtin_convertvector(*reinterpret_cast<const H*>(p), U) << 16);
+#endif
 }
 
 // e^x for x in [-87, 88], clamped outside; the Cephes polynomial, relative error about 1e-7.

@@ -10,13 +10,12 @@ namespace specinfer {
 
 Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& k) : shape(s), kernels(k) {
   const int panel = k.panel, dim = s.head_dim;
-  const int qkv = (s.heads + 2 * s.kv_heads) * dim, out = s.heads * dim;
-  if (types.size() != 4 * size_t(s.layers) + 1 + !s.tied) throw std::invalid_argument("types and layers disagree");
+  const int kv = s.kv_heads * dim, out = s.heads * dim;
+  if (types.size() != 5 * size_t(s.layers) + 1 + !s.tied) throw std::invalid_argument("types and layers disagree");
   auto panels = [&](int n) { return (n + panel - 1) / panel; };
-  auto make = [&, next = types.begin()](int outputs, int inputs, int count) mutable {
+  auto make = [&](Type type, int outputs, int inputs, int count) {
     Linear linear;
-    linear.type = *next == Type::bf16 ? k.bf16 : *next;
-    ++next;
+    linear.type = type == Type::bf16 ? k.bf16 : type;
     linear.inputs = inputs;
     linear.outputs = outputs;
     linear.panels = count;
@@ -28,19 +27,26 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
   const bool gated = s.inner == Store::gated;
   std::vector<std::pair<Norm*, int64_t>> norms{{&final_norm, s.padded_hidden(panel)}};
   layers.resize(s.layers);
+  withheld_.resize(s.layers);
+  const Type* type = types.data();
   for (Layer& layer : layers) {
-    layer.qkv = make(qkv, s.hidden, panels(qkv));
-    layer.out = make(s.hidden, out, panels(s.hidden));
-    layer.inner = make((1 + gated) * s.intermediate, s.hidden, (1 + gated) * panels(s.intermediate));
-    layer.down = make(s.hidden, s.intermediate, panels(s.hidden));
+    const bool apart = type[1] != type[0];
+    const int fused = out + (apart ? kv : 2 * kv);
+    layer.qkv = make(type[0], fused, s.hidden, panels(fused));
+    if (apart) layer.v = make(type[1], kv, s.hidden, panels(kv));
+    layer.out = make(type[2], s.hidden, out, panels(s.hidden));
+    layer.inner = make(type[3], (1 + gated) * s.intermediate, s.hidden, (1 + gated) * panels(s.intermediate));
+    layer.down = make(type[4], s.hidden, s.intermediate, panels(s.hidden));
+    type += 5;
     for (Norm* n : {&layer.input_norm, &layer.post_norm}) norms.push_back({n, s.padded_hidden(panel)});
     if (s.head_norms)
       for (Norm* n : {&layer.q_norm, &layer.k_norm}) norms.push_back({n, dim});
   }
-  head = make(s.head_size, s.hidden, panels(s.head_size));
-  if (!s.tied) embedding = make(s.vocab, s.hidden, panels(s.vocab));
+  head = make(type[0], s.head_size, s.hidden, panels(s.head_size));
+  if (!s.tied) embedding = make(type[1], s.vocab, s.hidden, panels(s.vocab));
   std::vector<Linear*> linears;
-  for (Layer& layer : layers) linears.insert(linears.end(), {&layer.qkv, &layer.out, &layer.inner, &layer.down});
+  for (Layer& layer : layers)
+    linears.insert(linears.end(), {&layer.qkv, &layer.v, &layer.out, &layer.inner, &layer.down});
   linears.push_back(&head);
   if (!s.tied) linears.push_back(&embedding);
   for (const auto& [n, length] : norms) size_ += (1 + s.layer_norm) * round_up(4 * length, 64);
@@ -83,10 +89,11 @@ Weights::Place Weights::place(const std::string& name, int index) {
   if (name == "embedding" && !shape.tied) return {&embedding, 0, shape.vocab, shape.hidden, 1, 0};
   Layer& layer = layer_at(index);
   const int gated = shape.inner == Store::gated;
-  if (name == "qkv") return {&layer.qkv, 0, q + 2 * kv, shape.hidden, 1, 0};
+  const bool apart = layer.v.panels > 0;
+  if (name == "qkv" && !apart) return {&layer.qkv, 0, q + 2 * kv, shape.hidden, 1, 0};
   if (name == "q") return {&layer.qkv, 0, q, shape.hidden, 1, 0};
   if (name == "k") return {&layer.qkv, q, kv, shape.hidden, 1, 0};
-  if (name == "v") return {&layer.qkv, q + kv, kv, shape.hidden, 1, 0};
+  if (name == "v") return {apart ? &layer.v : &layer.qkv, apart ? 0 : q + kv, kv, shape.hidden, 1, 0};
   if (name == "out") return {&layer.out, 0, shape.hidden, q, 1, 0};
   if (name == "gate" && gated) return {&layer.inner, 0, shape.intermediate, shape.hidden, 2, 0};
   if (name == "up") return {&layer.inner, 0, shape.intermediate, shape.hidden, 1 + gated, gated};
@@ -142,6 +149,26 @@ void Weights::set_norm(const std::string& name, int index, const float* weight, 
 
 void Weights::check_complete() const {
   if (missing_ != 0) throw std::invalid_argument(std::to_string(missing_) + " rows and norms are not set");
+}
+
+void Weights::withhold(int layer) {
+  layer_at(layer);
+  std::lock_guard<std::mutex> lock(withheld_mutex_);
+  withheld_[layer] = true;
+}
+
+void Weights::release(int layer) {
+  layer_at(layer);
+  {
+    std::lock_guard<std::mutex> lock(withheld_mutex_);
+    withheld_[layer] = false;
+  }
+  released_.notify_all();
+}
+
+void Weights::wait_for(int layer) const {
+  std::unique_lock<std::mutex> lock(withheld_mutex_);
+  released_.wait(lock, [&] { return !withheld_[layer]; });
 }
 
 void Weights::embed(int64_t token, float* out) const {

@@ -1,5 +1,7 @@
 // A model's weights, packed once as a level's kernels want them, in one block of memory.
 #pragma once
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,12 +29,12 @@ struct Norm {
 
 struct Layer {
   Norm input_norm, post_norm, q_norm, k_norm;  // the last two of a head, where there are such
-  Linear qkv, out, inner, down;                // inner: up, or gate and up
+  Linear qkv, v, out, inner, down;             // v: empty where it is of the type of q and k; inner: up, or gate and up
 };
 
 class Weights {
  public:
-  // types: of qkv, out, inner and down of each layer, of the head and, unless that is tied, of the embedding.
+  // types: of q and k, v, out, inner and down of each layer, of the head and, unless that is tied, of the embedding.
   Weights(const Shape& shape, const std::vector<Type>& types, const Kernels& kernels);
   ~Weights();
   Weights(const Weights&) = delete;
@@ -47,6 +49,11 @@ class Weights {
   void embed(int64_t token, float* out) const;  // [padded_hidden]
   int64_t bytes() const { return used_; }
   void check_complete() const;
+
+  // A forward waits before a layer that is withheld until another thread, which sets its weights, releases it.
+  void withhold(int layer);
+  void release(int layer);
+  void wait_for(int layer) const;
 
   Shape shape;
   const Kernels& kernels;
@@ -68,6 +75,9 @@ class Weights {
   char* block_ = nullptr;  // in it, from a whole huge page on
   int64_t size_ = 0, used_ = 0, mapped_ = 0;
   int64_t missing_ = 0;    // rows of linears, and norms, that are not set yet
+  mutable std::mutex withheld_mutex_;
+  mutable std::condition_variable released_;
+  std::vector<bool> withheld_;  // [layers]
 };
 
 }  // namespace specinfer

@@ -24,7 +24,8 @@ MakeRunner = Callable[..., Runner]
 
 @pytest.fixture(scope="session")
 def make_runner() -> MakeRunner:
-    """make_runner(path, dtype, num_slots, max_position, native=False): a runner over a checkpoint."""
+    """make_runner(path, dtype, num_slots, max_position, native=False): a runner over a checkpoint, a native
+    one with the blocks that a GGUF stores."""
 
     def make(
         path: Path,
@@ -36,7 +37,7 @@ def make_runner() -> MakeRunner:
         checkpoint = open_checkpoint(path)
         pool = make_pool(checkpoint.config, num_slots, dtype, CPU)
         if native:
-            return NativeRunner(checkpoint, dtype, pool, max_position)
+            return NativeRunner(checkpoint, dtype, pool, max_position, keep="stored")
         return make_torch_runner(checkpoint, LinearFactory(dtype, CPU), pool, max_position)
 
     return make

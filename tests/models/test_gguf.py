@@ -13,8 +13,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from specinfer.attention import Span
 from specinfer.errors import ModelError
 from specinfer.models.gguf import GGUFFile
+from specinfer.runtime import Batch, WorkItem
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, FEED_FORWARD, VOCAB = 64, 4, 2, 2, 96, 40
 QUANTS = gguf.GGMLQuantizationType
@@ -156,6 +158,20 @@ def test_logits_equal_transformers(case: str, tmp_path: Path, make_runner, asser
     model = tiny(model_type, vocab_size=300, rope_parameters=rope, rms_norm_eps=1e-5, **changes)
     arch = "llama" if model_type == "mistral" else model_type
     assert_equal_logits(make_runner(write(tmp_path / "tiny.gguf", model, edit=edit, arch=arch)), model)
+
+
+@pytest.mark.parametrize("case", ["mistral", "qwen2-tied", "qwen3"])
+def test_blocks_are_multiplied_as_stored(case: str, tmp_path: Path, make_runner) -> None:  # noqa: ANN001
+    """Rows alone are rounded more than on the torch path."""
+    model_type, changes, edit = ARCHITECTURES[case]
+    arch = "llama" if model_type == "mistral" else model_type
+    path = write(tmp_path / "tiny.gguf", tiny(model_type, **changes), QUANTS.Q8_0, edit, arch)
+    span = Span(np.zeros(0, np.int64), np.arange(60), np.arange(-1, 59))
+    batch = Batch.of([WorkItem(span, np.random.default_rng(0).integers(0, VOCAB, 60), np.arange(60))])
+    ours, theirs = make_runner(path, native=True), make_runner(path)
+    assert ours.model.weight_types == ("q8_0",)
+    expected = theirs.run(batch)[0]
+    assert (ours.run(batch)[0] - expected).abs().mean() < 0.03 * expected.abs().mean()
 
 
 def test_config(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <stdexcept>
+#include <thread>
 
 #include "forward.h"
 
@@ -43,11 +44,14 @@ static void check(bool ok, const char* what) {
   std::abort();
 }
 
-static void run(const Kernels& kernels, Type type, const Shape& s) {
-  Weights weights(s, std::vector<Type>(4 * s.layers + 1 + !s.tied, type), kernels);
+static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) {
+  std::vector<Type> types(5 * s.layers + 1 + !s.tied, type);
+  for (int i = 0; i < s.layers; ++i) types[5 * i + 1] = v_type;
+  Weights weights(s, types, kernels);
   auto set = [&](const char* name, int layer, int64_t rows, int64_t columns) {
-    const std::vector<char> data = tensor(type, rows, columns);
-    weights.set(name, layer, data.data(), is_quantized(type) ? type : Type::f32, rows, columns);
+    const Type of = *name == 'v' ? v_type : type;
+    const std::vector<char> data = tensor(of, rows, columns);
+    weights.set(name, layer, data.data(), is_quantized(of) ? of : Type::f32, rows, columns);
   };
   auto norm = [&](const char* name, int layer, int size) {
     const std::vector<float> weight = uniform(size), bias = uniform(size);
@@ -104,7 +108,10 @@ static void run(const Kernels& kernels, Type type, const Shape& s) {
     b.token_ids = tokens.data();
     b.num_rows = CONTEXT;
     b.last_layer = s.layers;
+    weights.withhold(0);
+    std::thread loader([&] { weights.release(0); });
     forward.run(b, shared_pool(threads));
+    loader.join();
     std::vector<float>& out = logits[threads / 2];
     out.resize(NODES * s.head_size);
     b.num_context_slots = CONTEXT;
@@ -130,13 +137,14 @@ int main() {
   for (const Kernels* kernels : levels)
     for (Type type : {Type::f32, Type::bf16, Type::q8_0, Type::q4_0, Type::q4_1, Type::q4_k, Type::q6_k})
       for (bool tied : {false, true}) {
+        const Type v_type = tied || type == Type::q8_0 ? type : unit_inputs(type) == 32 ? Type::q8_0 : Type::q6_k;
         if (unit_inputs(type) == 32)
-          run(*kernels, type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}});
+          run(*kernels, type, v_type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}});
         else
-          run(*kernels, type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}});
+          run(*kernels, type, v_type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}});
         if (is_quantized(type)) continue;
-        run(*kernels, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}});
-        run(*kernels, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {60}});
+        run(*kernels, type, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}});
+        run(*kernels, type, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {60}});
       }
   std::puts("ok");
   std::fflush(stdout);

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from specinfer import LLM, SamplingParams
 from specinfer.attention import Span
 from specinfer.errors import ConfigError, ModelError
+from specinfer.models.loader import open_checkpoint
 from specinfer.runtime import Batch, ModelRunner, WorkItem
 from specinfer.runtime import native as native_module
 from specinfer.runtime.batch import trunk_and_tree
@@ -103,6 +105,28 @@ def test_bf16_weights_are_near(tmp_path: Path, write_model, runners) -> None:  #
     save_file({k: v.bfloat16().float() for k, v in load_file(file).items()}, file)
     exact = runners.native(path, torch.bfloat16, torch.float32, level).run(batch)[0]
     assert torch.equal(exact, runners.native(path, level=level).run(batch)[0])
+
+
+def test_a_forward_waits_for_a_layer(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
+    """Another thread packs a layer's weights while the forward stands before it."""
+    right, other = (write_model(tmp_path / str(seed), seed=seed, tokenizer=False) for seed in (0, 1))
+    weights = load_file(other / "model.safetensors")
+    kept = {n: w for n, w in load_file(right / "model.safetensors").items() if ".layers.1." not in n}
+    save_file({**weights, **kept}, other / "model.safetensors")
+    batch = Batch.of([prompt_item(40, np.arange(300))])
+    expected = runners.native(right).run(batch)[0]
+    runner = runners.native(other)
+    assert not torch.equal(runner.run(batch)[0], expected)
+    runner.model.withhold(1)
+    with ThreadPoolExecutor(1) as thread:
+        logits = thread.submit(runner.run, batch)
+        try:
+            runner.model.load_layer(open_checkpoint(right), 1)
+        finally:
+            runner.model.release(1)
+        assert torch.equal(logits.result()[0], expected)
+    with pytest.raises(ValueError, match="no layer 2"):
+        runner.model.withhold(2)
 
 
 def test_ranges_of_layers_add_up(tiny_model: Path, runners) -> None:  # noqa: ANN001

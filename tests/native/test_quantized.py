@@ -155,6 +155,27 @@ def test_what_is_stored_otherwise_falls_back(tmp_path: Path, write_model: Any, r
     assert runners.quantized(odd, "int8").model.weight_types == ("q8_0", "bfloat16")
 
 
+def test_parts_of_two_types(tmp_path: Path, write_model: Any, runners: Any) -> None:
+    """As in Q4_K_M: v and what closes the feed-forward have more bits; v goes apart from q and k."""
+    fine = ("v_proj", "down_proj", "embed_tokens")
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24}  # q and k end inside a panel
+    directory = write_model(
+        tmp_path / "model", scale=1.0, tokenizer=False, **{**WHOLE, **heads}, attention_bias=True
+    )
+    path = runners.as_gguf(directory, lambda name: "q6_k" if any(part in name for part in fine) else "q4_k")
+    ours = runners.native(path, torch.bfloat16, torch.bfloat16, keep="stored")
+    assert set(ours.model.weight_types) == {"q4_k", "q6_k", "bfloat16"}  # out's inputs are no whole unit
+    tokens = np.random.default_rng(0).integers(0, 300, 40)
+    batch = Batch.of([WorkItem(Span(NONE, np.arange(40), np.arange(-1, 39)), tokens, np.arange(40))])
+    expected = runners.torch(path).run(batch)[0]
+    logits = ours.run(batch)[0]
+    assert (logits - expected).abs().mean() < 0.03 * expected.abs().mean()
+    for i, token in enumerate(tokens[:9]):  # one at a time, the same bits
+        span = Span(np.arange(i), np.arange(i, i + 1), np.array([-1]))
+        alone = ours.run(Batch.of([WorkItem(span, np.array([token]), np.array([0]))]))[0]
+        assert torch.equal(alone[0], logits[i])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_tokens_with_and_without_drafts(
     kind: str,

@@ -83,6 +83,11 @@ def test_a_forward_reads_nothing_outside(kernels: list[str], tmp_path: Path) -> 
     assert check_output(tmp_path, kernels + build(tmp_path, OUTSIDE, sources), OUTSIDE) == "ok\n"
 
 
+def test_choices_read_nothing_outside(tmp_path: Path) -> None:
+    sources: dict[str, list[str]] = {"choice_stress.cpp": [], "choice.cpp": []}
+    assert check_output(tmp_path, build(tmp_path, OUTSIDE, sources), OUTSIDE) == "ok\n"
+
+
 def test_levels_agree(kernels: list[str], tmp_path: Path) -> None:
     """Those that this CPU has. scripts/emulation/run does the same on an emulated CPU that has them all."""
     output = check_output(tmp_path, kernels + build(tmp_path, OUTSIDE, {"level_check.cpp": []}), OUTSIDE)

@@ -58,6 +58,8 @@ class GrowingTree:
 
     def build(self) -> TokenTree:
         """The finished tree."""
+        if len(self.token_ids) == 1:
+            return TokenTree.root_only(self.token_ids[0])
         return TokenTree.build(self.token_ids, self.parents, self.scores, self._candidates)
 
 

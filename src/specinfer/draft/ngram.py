@@ -12,6 +12,9 @@ from specinfer.draft.growth import GrowingTree, expand
 from specinfer.tree import CandidateKind, TokenTree, Topology
 from specinfer.verify.verdict import Verdict
 
+Continuation = tuple[tuple[int, ...], float]
+"""What followed an earlier occurrence of the suffix, and its score."""
+
 
 class NgramDrafter:
     """Looks the last tokens up in the request's own prompt and output, longest match first.
@@ -28,7 +31,7 @@ class NgramDrafter:
 
     def launch(self, contexts: Sequence[DraftContext], topology: Topology) -> list[Proposal]:
         trees: list[GrowingTree | None] = []
-        continuations = []
+        found: dict[int, list[Continuation]] = {}
         for c in contexts:
             trees.append(
                 GrowingTree(
@@ -38,15 +41,17 @@ class NgramDrafter:
                     end_token_ids=c.row.end_token_ids,
                 )
             )
-            continuations.append(self._continuations(c.tokens, min(c.max_depth, topology.max_depth)))
         for depth in range(topology.max_depth):
             counts = expand(topology, depth, trees, self._lane)
             if not any(counts):
                 break
-            for tree, tree_counts, found in zip(trees, counts, continuations, strict=True):
+            for i, (tree, tree_counts) in enumerate(zip(trees, counts, strict=True)):
                 assert tree is not None
                 for node, count in zip(tree.frontier, tree_counts, strict=True):
-                    self._grow(tree, node, count, found)
+                    if i not in found:  # looked up for those alone that may have a tree
+                        length = min(contexts[i].max_depth, topology.max_depth)
+                        found[i] = self._continuations(contexts[i].tokens, length)
+                    self._grow(tree, node, count, found[i])
                 tree.advance()
         return [Proposal(tree.build(), {}) for tree in trees if tree is not None]
 
@@ -56,9 +61,7 @@ class NgramDrafter:
     def observe(self, trees: Sequence[TokenTree], verdicts: Sequence[Verdict]) -> None:
         pass
 
-    def _grow(
-        self, tree: GrowingTree, node: int, count: int, continuations: Sequence[tuple[tuple[int, ...], float]]
-    ) -> None:
+    def _grow(self, tree: GrowingTree, node: int, count: int, continuations: Sequence[Continuation]) -> None:
         """Give `node` up to `count` children out of the continuations that go on from its path."""
         path = tree.path_tokens[node]
         tokens: dict[int, float] = {}
@@ -69,8 +72,8 @@ class NgramDrafter:
             # Later finds are less likely; strictly falling scores also keep the order of storage.
             tree.add(node, token, score / (1 + draw), draw, CandidateKind.DETERMINISTIC)
 
-    def _continuations(self, tokens: Sequence[int], length: int) -> list[tuple[tuple[int, ...], float]]:
-        """(what followed an earlier occurrence of the suffix, score), longest and latest match first."""
+    def _continuations(self, tokens: Sequence[int], length: int) -> list[Continuation]:
+        """Longest and latest match first."""
         if length < 1:
             return []
         array: NDArray[np.int64] = np.asarray(tokens, np.int64)

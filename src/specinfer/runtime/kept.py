@@ -26,8 +26,9 @@ def linear_types(checkpoint: Checkpoint, keep: Keep, dtype: torch.dtype) -> list
     fallback = type_name(dtype)
     ends = [[layout.embedding]] if config.tie_embeddings else [["lm_head"], [layout.embedding]]
     if keep == "int8":
-        inputs = [config.hidden_size, config.num_heads * config.head_dim, config.hidden_size]
-        inputs = [*inputs, config.intermediate_size] * config.num_layers + [config.hidden_size] * len(ends)
+        hidden = config.hidden_size
+        inputs = [hidden, hidden, config.num_heads * config.head_dim, hidden, config.intermediate_size]
+        inputs = inputs * config.num_layers + [hidden] * len(ends)
         return ["q8_0" if n % Q8_0_INPUTS == 0 else fallback for n in inputs]
     linears = [
         [f"{layout.layers}.{i}.{name}" for name in parts.values()]

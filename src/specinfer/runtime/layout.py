@@ -12,7 +12,8 @@ from specinfer.models import gpt2, llama, opt
 class Layout:
     """The extension's names to the checkpoint's; those of a layer are relative to it.
 
-    linears: the parts of each packed linear, in the order in which the extension wants their types.
+    linears: the parts of each packed linear, in the order in which the extension wants their types; v
+    is packed with q and k where its type is theirs.
     transposed: linears are stored as [in, out]. positions: a learned table, whose first position_offset rows
     are for padding. inner: how the feed-forward's inner rows are made.
     """
@@ -32,7 +33,8 @@ class Layout:
 LLAMA = Layout(
     layers=llama.LAYERS,
     linears=(
-        {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"},
+        {"q": "self_attn.q_proj", "k": "self_attn.k_proj"},
+        {"v": "self_attn.v_proj"},
         {"out": "self_attn.o_proj"},
         {"gate": "mlp.gate_proj", "up": "mlp.up_proj"},
         {"down": "mlp.down_proj"},
@@ -51,7 +53,8 @@ LAYOUTS = {
     "opt": Layout(
         layers=opt.LAYERS,
         linears=(
-            {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"},
+            {"q": "self_attn.q_proj", "k": "self_attn.k_proj"},
+            {"v": "self_attn.v_proj"},
             {"out": "self_attn.out_proj"},
             {"up": "fc1"},
             {"down": "fc2"},
@@ -66,7 +69,13 @@ LAYOUTS = {
     ),
     "gpt2": Layout(
         layers=gpt2.LAYERS,
-        linears=({"qkv": "attn.c_attn"}, {"out": "attn.c_proj"}, {"up": "mlp.c_fc"}, {"down": "mlp.c_proj"}),
+        linears=(
+            {"qkv": "attn.c_attn"},
+            {},
+            {"out": "attn.c_proj"},
+            {"up": "mlp.c_fc"},
+            {"down": "mlp.c_proj"},
+        ),
         norms={"input_norm": "ln_1", "post_norm": "ln_2"},
         embedding="transformer.wte",
         final_norm="transformer.ln_f",

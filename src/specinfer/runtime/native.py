@@ -107,8 +107,8 @@ class NativeModel:
         self._layout = LAYOUTS[c.model_type]
         # More threads than processors would only wait for each other.
         threads = num_threads or min(torch.get_num_threads(), os.cpu_count() or 1)
-        types = linear_types(checkpoint, keep, dtype)
-        self.weight_types = tuple(dict.fromkeys(types))
+        self._types = linear_types(checkpoint, keep, dtype)
+        self.weight_types = tuple(dict.fromkeys(self._types))
         try:
             self._native: Any = module.Model(
                 hidden=c.hidden_size, layers=c.num_layers, heads=c.num_heads, kv_heads=c.num_kv_heads,
@@ -116,9 +116,9 @@ class NativeModel:
                 head_size=self.head_size, eps=c.norm_eps, tied=c.tie_embeddings, inner=self._layout.inner,
                 layer_norm=self._layout.layer_norm, head_norms="q_norm" in self._layout.norms,
                 windows=[window or c.max_position for window in c.windows],
-                types=types, level=level, threads=threads,
+                types=self._types, level=level, threads=threads,
             )  # fmt: skip
-            self._load(checkpoint, types)
+            self._load(checkpoint)
         except ValueError as error:
             raise ModelError(
                 f"{checkpoint.path}: weights do not fit the config ({error})",
@@ -184,51 +184,65 @@ class NativeModel:
             ints([t.data_ptr() for t in captured.values()]),
         )
 
-    def _load(self, checkpoint: Checkpoint, types: Sequence[str]) -> None:
-        weights, layout, tied = checkpoint.weights, self._layout, self.config.tie_embeddings
-        num_parts = len(layout.linears) * self.config.num_layers
-        next_type, end_types = iter(types[:num_parts]), types[num_parts:]
+    def withhold(self, layer: int) -> None:
+        """Let forwards wait before a layer whose weights are on their way, until `release`. Whoever withholds
+        a layer must release it, also when loading it fails."""
+        self._native.withhold(layer)
 
-        def linear(name: str, layer: int, source: str, kind: str, bias_source: str = "") -> None:
-            weight = f"{source}.weight"
-            if isinstance(weights, GGUFFile) and weights.stored(weight)[0].lower() == kind:
-                w, shape = weights.blocks(weight), weights.stored(weight)[1]
-            else:
-                w = weights.get(weight)
-                w = (w.T if layout.transposed and layer >= 0 else w).contiguous()
-                kind, shape = type_name(w.dtype), tuple(w.shape)
-            if len(shape) != 2:
-                raise ValueError(f"{weight} has {len(shape)} dimensions")
-            try:
-                self._native.set(name, layer, w.data_ptr(), kind, *shape)
-            except RuntimeError as error:
-                raise ModelError(
-                    f"{checkpoint.path}: {weight}: {error}", hint="the file is damaged: fetch it again"
-                ) from None
-            if (bias := find(weights, f"{bias_source}.bias", shape[0])) is not None:
-                bias = bias.float().contiguous()
-                self._native.set_bias(name, layer, bias.data_ptr(), bias.numel())
+    def release(self, layer: int) -> None:
+        """Let forwards go on, from another thread than theirs."""
+        self._native.release(layer)
 
-        def norm(name: str, layer: int, source: str) -> None:
-            w = weights.get(f"{source}.weight").float().contiguous()
-            bias = take(weights, f"{source}.bias", len(w)).float().contiguous() if layout.layer_norm else None
-            self._native.set_norm(
-                name, layer, w.data_ptr(), 0 if bias is None else bias.data_ptr(), w.numel()
-            )
+    def load_layer(self, checkpoint: Checkpoint, layer: int) -> None:
+        """Pack a layer's weights where its place is. Raises ModelError, and ValueError for another shape."""
+        prefix, first = f"{self._layout.layers}.{layer}", layer * len(self._layout.linears)
+        for kind, parts in zip(self._types[first:], self._layout.linears, strict=False):
+            for name, source in parts.items():
+                self._set_linear(checkpoint, name, layer, f"{prefix}.{source}", kind, f"{prefix}.{source}")
+        for name, source in self._layout.norms.items():
+            self._set_norm(checkpoint, name, layer, f"{prefix}.{source}")
 
+    def _load(self, checkpoint: Checkpoint) -> None:
+        layout, tied = self._layout, self.config.tie_embeddings
+        end_types = self._types[self.config.num_layers * len(layout.linears) :]
         # The largest first: what they are read into is several times what is packed.
-        linear("head", NO_LAYER, layout.embedding if tied else "lm_head", end_types[0], "lm_head")
+        source = layout.embedding if tied else "lm_head"
+        self._set_linear(checkpoint, "head", NO_LAYER, source, end_types[0], "lm_head")
         if not tied:
-            linear("embedding", NO_LAYER, layout.embedding, end_types[1])
+            self._set_linear(checkpoint, "embedding", NO_LAYER, layout.embedding, end_types[1])
         for i in range(self.config.num_layers):
-            for parts in layout.linears:
-                kind = next(next_type)
-                for part, source in parts.items():
-                    linear(part, i, f"{layout.layers}.{i}.{source}", kind, f"{layout.layers}.{i}.{source}")
-            for name, source in layout.norms.items():
-                norm(name, i, f"{layout.layers}.{i}.{source}")
-        norm("final_norm", NO_LAYER, layout.final_norm)
+            self.load_layer(checkpoint, i)
+        self._set_norm(checkpoint, "final_norm", NO_LAYER, layout.final_norm)
         self._native.finish()
+
+    def _set_linear(
+        self, checkpoint: Checkpoint, name: str, layer: int, source: str, kind: str, bias_source: str = ""
+    ) -> None:
+        weights, weight = checkpoint.weights, f"{source}.weight"
+        if isinstance(weights, GGUFFile) and weights.stored(weight)[0].lower() == kind:
+            w, shape = weights.blocks(weight), weights.stored(weight)[1]
+        else:
+            w = weights.get(weight)
+            w = (w.T if self._layout.transposed and layer >= 0 else w).contiguous()
+            kind, shape = type_name(w.dtype), tuple(w.shape)
+        if len(shape) != 2:
+            raise ValueError(f"{weight} has {len(shape)} dimensions")
+        try:
+            self._native.set(name, layer, w.data_ptr(), kind, *shape)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{checkpoint.path}: {weight}: {error}", hint="the file is damaged: fetch it again"
+            ) from None
+        if (bias := find(weights, f"{bias_source}.bias", shape[0])) is not None:
+            bias = bias.float().contiguous()
+            self._native.set_bias(name, layer, bias.data_ptr(), bias.numel())
+
+    def _set_norm(self, checkpoint: Checkpoint, name: str, layer: int, source: str) -> None:
+        w = checkpoint.weights.get(f"{source}.weight").float().contiguous()
+        bias = None
+        if self._layout.layer_norm:
+            bias = take(checkpoint.weights, f"{source}.bias", len(w)).float().contiguous()
+        self._native.set_norm(name, layer, w.data_ptr(), 0 if bias is None else bias.data_ptr(), w.numel())
 
     def _positions(self, checkpoint: Checkpoint, count: int) -> tuple[torch.Tensor | None, ...]:
         """Cosines, sines and learned rows of the positions that will be used, None for what there is not."""

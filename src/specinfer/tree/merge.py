@@ -17,7 +17,7 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
         raise ValueError("merge needs at least one tree")
     if len({int(tree.token_ids[0]) for tree in trees}) != 1:
         raise ValueError("trees to merge must share their root token")
-    if len(trees) == 1:
+    if all(tree.num_nodes == 1 for tree in trees[1:]):
         return trees[0]
     token_ids = [int(trees[0].token_ids[0])]
     parents = [-1]
