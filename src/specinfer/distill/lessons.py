@@ -51,7 +51,7 @@ class Lesson:
 def top_rows(logits: torch.Tensor) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
     """[n, V] -> the TOP_K likeliest ids of each row, best first, and their log-probabilities."""
     ids, logprobs = [], []
-    for rows in logits.split(ROWS_AT_ONCE):
+    for rows in torch.split(logits, ROWS_AT_ONCE):
         values, best = rows.float().topk(min(TOP_K, rows.shape[1]), dim=1)
         ids.append(best.int())
         # fp16 ends at -65504; nothing below -1000 is a probability.
