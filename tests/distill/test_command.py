@@ -65,7 +65,7 @@ def test_distill_then_judge(tiny_model, prompts, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["distill", "TARGET", "--out", "DIR", "--prompts", "none.jsonl"], ["none.jsonl", "No such file"]),
-        (["distill", "TARGET", "--out", "DIR", "--size", "0.01m"], ["fits no head", "--vocab"]),
+        (["distill", "TARGET", "--out", "DIR", "--size", "0.002m"], ["fits no head", "--vocab"]),
         (["distill", "TARGET", "--out", "DIR", "--size", "seven"], ["seven", "7m"]),
         (["distill", "TARGET", "--out", "DIR", "--init", "TARGET", "--members", "2"], ["--init"]),
         (["distill", "none/at/all", "--out", "DIR"], ["none/at/all"]),

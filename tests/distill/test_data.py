@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer import LLM, ConfigError, SamplingParams, SpecinferError
+from specinfer.distill import lessons
 from specinfer.distill.answers import Answer, AnswerFile, open_for_append
 from specinfer.distill.forcing import Text, forced_logits
 from specinfer.distill.lessons import TOP_K, Lesson, pack, top_rows, unpack
@@ -77,6 +79,23 @@ def test_lessons_survive_being_stored(tmp_path_factory, sizes, seed):
         )  # fmt: skip
         assert np.array_equal(mine.top_ids, stored.top_ids)
         assert np.array_equal(mine.top_logprobs, stored.top_logprobs)
+
+
+def test_lessons_leave_memory_with_their_shard(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(lessons, "ANSWERS_PER_SHARD", 2)
+    score, seen = lessons.score, []
+
+    def watched(llm, answers):
+        assert sum(lesson() is not None for lesson in seen) <= 1  # the last one still has a name
+        for lesson in score(llm, answers):
+            seen.append(weakref.ref(lesson))
+            yield lesson
+
+    monkeypatch.setattr(lessons, "score", watched)
+    answers = [Answer(i, "chat", 0.0, [1, 2, i], [3, i]) for i in range(6)]
+    made = lessons.make_lessons(LLM(str(tiny_model), device="cpu"), answers, tmp_path, quiet=True)
+    assert [lesson.text.tokens.tolist() for lesson in made] == [a.prompt + a.answer for a in answers]
+    assert len(seen) == 6
 
 
 def test_a_damaged_shard_is_named(tmp_path):

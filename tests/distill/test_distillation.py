@@ -209,7 +209,7 @@ def test_a_target_without_chat_template_and_a_whole_vocabulary(distil, write_mod
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"size": "0.1m"}, "fits no head of 280"),
+        ({"size": "0.002m"}, "fits no head of 280"),
         ({"size": "big"}, "millions"),
         ({"num_epochs": 0}, "num_epochs"),
         ({"max_tokens": 2000}, "at most 1024"),

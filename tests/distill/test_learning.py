@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from specinfer import LLM, ConfigError
 from specinfer.distill.batches import MICRO_TOKENS, micro_batch, micro_batches, steps, text_lengths
@@ -14,11 +15,12 @@ from specinfer.distill.boost import FOUND_WEIGHT, boost_weights, compare
 from specinfer.distill.curve import curve
 from specinfer.distill.forcing import Text, forced_logits
 from specinfer.distill.hits import DEPTHS, MISS, WIDTHS, coverage, draft_ranks, places, union
+from specinfer.distill.inheritance import principal_axes, sample_rows
 from specinfer.distill.lessons import Lesson
 from specinfer.distill.loss import top_k_loss
 from specinfer.distill.schedule import LAST_SHARE, learning_rate
 from specinfer.distill.shape import MIN_LAYERS, SLACK, Shape, parse_size, shape_of
-from specinfer.distill.student import EMBEDDING_STD, Student, principal_components
+from specinfer.distill.student import Student
 from specinfer.distill.vocabulary import draft_ids
 from specinfer.models.loader import open_checkpoint
 
@@ -69,27 +71,50 @@ def test_what_is_no_size(text):
         parse_size(text)
 
 
-def test_principal_components_keep_distances():
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(30, 3, generator=generator) @ torch.randn(3, 12, generator=generator) + 5
-    kept = principal_components(rows, 3)  # rank 3: nothing is lost
-    ratio = torch.pdist(kept) / torch.pdist(rows)
-    assert torch.allclose(ratio, ratio[0].expand_as(ratio), rtol=1e-3)
-    assert kept.std().item() == pytest.approx(EMBEDDING_STD, rel=1e-3)
-    assert principal_components(rows, 40).shape == (30, 12)
+def seen_rows(path, num_layers):
+    """What a model's first layers read, on some text."""
+    text = Text(np.random.default_rng(0).integers(0, 300, 400), 1)
+    return sample_rows(LLM(str(path), device="cpu"), open_checkpoint(path), [text], num_layers)
 
 
-def test_a_fresh_student_is_named_by_its_seed_and_has_the_size_said(tiny_model):
-    target = open_checkpoint(tiny_model)
-    shape = shape_of(200_000, 280)
-    vocab = np.arange(20, 300)
-    students = [Student.fresh(shape, vocab, target, seed) for seed in (1, 1, 2)]
+def test_a_student_of_the_targets_shape_is_the_target(write_model, tmp_path):
+    changes = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+    }
+    path = write_model(tmp_path / "target", **changes, num_hidden_layers=3, tie_word_embeddings=True)
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"].fill_(
+        1.5
+    )  # others are in the embedding and the head both, which is not exact
+    save_file(weights, path / "model.safetensors")
+    shape = Shape(300, 64, 3, head_dim=8)
+    student = Student.fresh(shape, None, open_checkpoint(path), seen_rows(path, 3), seed=0)
+    [expected] = forced_logits(LLM(str(path), device="cpu", dtype="float32"), [Text(np.arange(41), 1)])
+    found = student.logits(torch.arange(40)[None], torch.arange(40))
+    assert torch.allclose(found, expected, atol=1e-3 * expected.std())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_fresh_student_is_named_by_its_seed_and_has_the_size_said(tiny_model, write_model, tmp_path, tied):
+    path = write_model(tmp_path / "target", tie_word_embeddings=tied)
+    shape, vocab, rows = shape_of(200_000, 280), np.arange(20, 300), seen_rows(path, 3)
+    students = [Student.fresh(shape, vocab, open_checkpoint(path), rows, seed) for seed in (1, 1, 2)]
     states = [torch.cat([p.detach().flatten() for p in s.model.parameters()]) for s in students]
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
     assert students[0].num_parameters == shape.num_parameters
-    start = principal_components(target.weights.get("model.embed_tokens.weight").float()[20:], 64)
-    assert torch.allclose(students[0].model.model.embed_tokens.weight[:, : start.shape[1]], start)
+
+
+def test_principal_axes_keep_what_is_there():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 3, generator=generator) @ torch.randn(3, 12, generator=generator) + 5
+    axes = principal_axes(rows, 4)  # rank 3, and the mean: nothing is lost
+    assert torch.allclose(axes.T @ axes, torch.eye(4), atol=1e-5)
+    assert torch.allclose(rows @ axes @ axes.T, rows, atol=1e-3)
+    assert principal_axes(rows, 40).shape == (12, 12)
 
 
 def test_the_loss_is_the_cross_entropy_of_coarse_distributions():

@@ -106,9 +106,9 @@ def write_answers(
     An answer depends on its prompt, temperature and seed alone, so a resumed run writes what an
     uninterrupted one would.
     """
-    answers = file.read()
-    num_before = len(answers)
-    left = [job for job in todo if job.index not in answers]
+    done = set(file.read())
+    left = [job for job in todo if job.index not in done]
+    num_done = num_before = len(done)
     num_tokens = 0
     with (
         catch_interrupt() as interrupt,
@@ -119,15 +119,15 @@ def write_answers(
         for answer in written:
             if answer is not None:
                 file.append(answer, sink)
-                answers[answer.index] = answer
+                num_done += 1
                 num_tokens += len(answer.answer)
-                meter.show(len(answers), f"{num_tokens / meter.seconds:.0f} tokens/s")
+                meter.show(num_done, f"{num_tokens / meter.seconds:.0f} tokens/s")
             if interrupt.is_set:
                 raise Interrupted(
-                    f"interrupted: {len(answers)} of {len(todo)} answers are in {file.path}; "
+                    f"interrupted: {num_done} of {len(todo)} answers are in {file.path}; "
                     "the same command resumes"
                 )
-    return answers
+    return file.read()
 
 
 def open_for_append(path: Path) -> IO[bytes]:

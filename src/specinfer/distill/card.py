@@ -22,7 +22,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "and on the target's own probabilities.",
         f"- Prompts: {record['data']['source']} ({record['data']['prompts']}). 1 in 20 was kept for early "
         "stopping and 1 in 20 for the figures below, by hash; neither was trained on.",
-        f"- Licence: the weights come from the output of {target} and from its embedding: its licence "
+        f"- Licence: the weights come from the output of {target} and from its own weights: its licence "
         "applies, and that of the prompts. Neither is judged here: fill in what you publish under.",
         "## How often it finds the target's token",
         "Greedy, on held-out prompts of the kinds it was trained on. A row is the share of places where the "

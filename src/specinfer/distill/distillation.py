@@ -20,12 +20,13 @@ from specinfer.distill.boost import boost_weights, compare, forward_milliseconds
 from specinfer.distill.card import model_card
 from specinfer.distill.curve import curve
 from specinfer.distill.hits import coverage, draft_ranks
+from specinfer.distill.inheritance import has_llama_layers, sample_rows
 from specinfer.distill.judge import paces
 from specinfer.distill.lessons import Lesson, make_lessons
 from specinfer.distill.prompts import PARTS, Part, Prompt, part_of, read_prompts, takes_chat
 from specinfer.distill.seeds import built_in_prompts
 from specinfer.distill.settings import DistillSettings
-from specinfer.distill.shape import parse_size, shape_of
+from specinfer.distill.shape import HEAD_DIM, Shape, parse_size, shape_of
 from specinfer.distill.storage import check_settings, make_directory, write_json, write_whole
 from specinfer.distill.student import Student
 from specinfer.distill.trainer import Trainer, TrainSettings
@@ -72,7 +73,7 @@ class Distillation:
         self._end_token_ids = tokenizer.eos_token_ids
         self._vocab_size = min(settings.vocab_size, self.target.config.vocab_size)
         if settings.init is None:
-            shape_of(parse_size(settings.size), self._vocab_size)
+            self._shape(1)
         else:
             Student.from_directory(settings.init, self.target)
         prompts = (
@@ -137,41 +138,56 @@ class Distillation:
 
     def train(self, lessons: Sequence[Lesson]) -> list[Draft]:
         """Stages 2 and 4: the draft; with several members the others, and one draft of their size."""
+        s, n = self.settings, self.settings.num_members
         training = parts(lessons, "train")
         num_rows = [lesson.text.num_rows for lesson in training]
         counts = token_counts(training, self.target.config.vocab_size)
         vocab = choose_vocab(counts, self._vocab_size, self._end_token_ids)
+        rows: list[torch.Tensor] = []
+        if s.init is None:
+            rows = sample_rows(
+                LLM(s.target, device=s.device, max_num_seqs=1),
+                self.target,
+                [lesson.text for lesson in training],
+                max(self._shape(1).num_layers, self._shape(n).num_layers),
+            )
+
+        def student(scale: int, seed: int) -> Student:
+            if s.init is not None:
+                return Student.from_directory(s.init, self.target)
+            return Student.fresh(self._shape(scale), vocab, self.target, rows, seed)
+
         drafts: list[Draft] = []
         members: list[list[NDArray[np.uint8]]] = []
-        n = self.settings.num_members
         for i in range(1, n + 1):
             directory = self.out if i == 1 else self.out / f"member-{i}"
-            weights = boost_weights(members, num_rows)
-            drafts.append(self._train_one(f"member-{i}", directory, lessons, vocab, weights, 1, i - 1))
+            weights, seed = boost_weights(members, num_rows), s.seed + i - 1
+            drafts.append(self._train_one(f"member-{i}", directory, lessons, student(1, seed), weights, seed))
             if i < n:
                 members.append(self._ranks(drafts[-1], training))
         if n > 1:
-            weights = boost_weights([], num_rows)
-            drafts.append(self._train_one("larger", self.out / "larger", lessons, vocab, weights, n, n))
+            weights, seed = boost_weights([], num_rows), s.seed + n
+            drafts.append(
+                self._train_one("larger", self.out / "larger", lessons, student(n, seed), weights, seed)
+            )
         return drafts
+
+    def _shape(self, scale: int) -> Shape:
+        """Of a fresh draft of `scale` times the size asked for. Raises ConfigError."""
+        config = self.target.config
+        head_dim = config.head_dim if has_llama_layers(config) else HEAD_DIM
+        return shape_of(scale * parse_size(self.settings.size), self._vocab_size, head_dim)
 
     def _train_one(
         self,
         name: str,
         directory: Path,
         lessons: Sequence[Lesson],
-        vocab: NDArray[np.int64] | None,
+        student: Student,
         weights: Sequence[NDArray[np.float32]],
-        scale: int,
-        offset: int,
+        seed: int,
     ) -> Draft:
-        """scale: times the size asked for. offset: added to the seed."""
         s = self.settings
-        if s.init is not None:
-            student = Student.from_directory(s.init, self.target)
-        else:
-            shape = shape_of(scale * parse_size(s.size), self._vocab_size)
-            student = Student.fresh(shape, vocab, self.target, s.seed + offset)
         trainer = Trainer(
             student,
             parts(lessons, "train"),
@@ -181,7 +197,7 @@ class Distillation:
                 num_epochs=s.num_epochs,
                 learning_rate=s.peak_rate,
                 batch_tokens=s.batch_tokens,
-                seed=s.seed + offset,
+                seed=seed,
             ),
             self.out / "training" / f"{name}.pt",
             self._device,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,22 +59,34 @@ def forced_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[torch.Tensor]:
         yield from _forward(llm, batch)
 
 
+def hidden_rows(llm: LLM, text: Text, layers: range) -> dict[int, torch.Tensor]:
+    """layer -> [tokens, width]: the rows that it leaves of a text's tokens. The engine is idle meanwhile."""
+    span = np.arange(-1, len(text.tokens) - 1)
+    return _run(llm, [(text.tokens, span, span[:0])], layers)[1]
+
+
 def _forward(llm: LLM, families: Sequence[Sequence[Text]]) -> Sequence[torch.Tensor]:
+    logits, _ = _run(llm, [family_tree(family) for family in families])
+    return torch.split(logits, [text.num_rows for family in families for text in family])
+
+
+def _run(
+    llm: LLM, trees: Sequence[tuple[Ints, Ints, Ints]], layers: Collection[int] = ()
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Token ids, parents and the rows whose logits are wanted, of each tree; the layers to capture."""
     engine = llm.engine
     items, held = [], []
     try:
-        for family in families:
-            token_ids, parents, rows = family_tree(family)
+        for token_ids, parents, rows in trees:
             slots = engine.allocator.allocate(len(token_ids))
             assert slots is not None, "an idle engine has room for what it wrote"
             held.append(slots)
             items.append(WorkItem(Span(slots[:0], slots, parents), token_ids, rows))
         with own_threads(engine.parts.runner):
-            logits, _ = engine.parts.runner.run(Batch.of(items))
+            return engine.parts.runner.run(Batch.of(items), layers)
     finally:
         for slots in held:
             engine.allocator.free(slots)
-    return torch.split(logits, [text.num_rows for family in families for text in family])
 
 
 def family_tree(family: Sequence[Text]) -> tuple[Ints, Ints, Ints]:

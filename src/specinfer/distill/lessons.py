@@ -24,6 +24,8 @@ from specinfer.llm import LLM
 
 TOP_K = 16
 ANSWERS_PER_SHARD = 64
+ROWS_AT_ONCE = 16
+"""Of logits: a few MB. Lessons between larger pieces of memory would keep these from being joined again."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,13 @@ class Lesson:
 
 def top_rows(logits: torch.Tensor) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
     """[n, V] -> the TOP_K likeliest ids of each row, best first, and their log-probabilities."""
-    logits = logits.float()
-    values, ids = logits.topk(min(TOP_K, logits.shape[1]), dim=1)
-    logprobs = values - logits.logsumexp(dim=1, keepdim=True)
-    # fp16 ends at -65504; nothing below -1000 is a probability.
-    return ids.int().cpu().numpy(), logprobs.clamp_min(-1000.0).half().cpu().numpy()
+    ids, logprobs = [], []
+    for rows in torch.split(logits, ROWS_AT_ONCE):
+        values, best = rows.float().topk(min(TOP_K, rows.shape[1]), dim=1)
+        ids.append(best.int())
+        # fp16 ends at -65504; nothing below -1000 is a probability.
+        logprobs.append((values - rows.float().logsumexp(dim=1, keepdim=True)).clamp_min(-1000.0).half())
+    return torch.cat(ids).cpu().numpy(), torch.cat(logprobs).cpu().numpy()
 
 
 def pack(lessons: Sequence[Lesson]) -> bytes:
@@ -99,7 +103,6 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
         for start in range(0, len(answers), ANSWERS_PER_SHARD)
     }
     num_stored = min(len(answers), ANSWERS_PER_SHARD * sum(path.exists() for path in paths.values()))
-    lessons: list[Lesson] = []
     num_rows = 0
     with (
         catch_interrupt() as interrupt,
@@ -107,7 +110,6 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
     ):
         for start, path in paths.items():
             if path.exists():
-                lessons += unpack(path)
                 continue
             block: list[Lesson] = []
             for lesson in score(llm, answers[start : start + ANSWERS_PER_SHARD]):
@@ -119,8 +121,8 @@ def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet:
                         f"interrupted: {start} of {len(answers)} answers are scored; the same command resumes"
                     )
             write_whole(path, pack(block))
-            lessons += block
-    return lessons
+    # Only now: lessons of all shards between pieces of memory for logits would leave holes all over the heap.
+    return [lesson for path in paths.values() for lesson in unpack(path)]
 
 
 def score(llm: LLM, answers: Sequence[Answer]) -> Iterator[Lesson]:

@@ -57,7 +57,7 @@ class DistillSettings:
             raise ConfigError(f"learning_rate must be in (0, 1), got {self.learning_rate}")
         if self.init is not None and self.num_members > 1:
             raise ConfigError(
-                "members are trained from random weights, or they would miss the same tokens",
+                "members are compared with one draft of their total size, and --init has one size",
                 hint="give --init or --members, not both",
             )
 

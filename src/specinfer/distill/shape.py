@@ -15,7 +15,7 @@ SLACK = 1.05
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama with tied embeddings: heads of 64, two of which share K/V, a feed-forward three times as wide.
+    """A Llama with tied embeddings: two heads share K/V, the feed-forward is three times as wide.
 
     The size decides: as wide as three layers allow, then as deep as the rest allows. A draft runs its layers
     one after the other at every depth of a tree, so few and wide ones are preferred.
@@ -24,10 +24,11 @@ class Shape:
     vocab_size: int
     hidden_size: int
     num_layers: int
+    head_dim: int = HEAD_DIM
 
     @property
     def num_heads(self) -> int:
-        return self.hidden_size // HEAD_DIM
+        return self.hidden_size // self.head_dim
 
     @property
     def num_kv_heads(self) -> int:
@@ -40,7 +41,7 @@ class Shape:
     @property
     def num_layer_parameters(self) -> int:
         """Of one layer."""
-        attention = 2 * self.hidden_size * HEAD_DIM * (self.num_heads + self.num_kv_heads)
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
 
     @property
@@ -49,21 +50,22 @@ class Shape:
         return (self.vocab_size + 1) * self.hidden_size + self.num_layers * self.num_layer_parameters
 
 
-def shape_of(size: int, vocab_size: int) -> Shape:
+def shape_of(size: int, vocab_size: int, head_dim: int = HEAD_DIM) -> Shape:
     """The shape for about `size` parameters. Raises ConfigError where no such draft has room for its head."""
     limit = int(size * SLACK)
-    hidden = HEAD_DIM
-    if Shape(vocab_size, hidden, MIN_LAYERS).num_parameters > limit:
-        smallest = Shape(vocab_size, hidden, MIN_LAYERS).num_parameters
+    smallest = Shape(vocab_size, head_dim, MIN_LAYERS, head_dim).num_parameters
+    if smallest > limit:
         raise ConfigError(
             f"a size of {size:,} parameters fits no head of {vocab_size} tokens: the smallest draft has "
             f"{smallest:,}",
             hint="raise --size or lower --vocab",
         )
-    while Shape(vocab_size, hidden + HEAD_DIM, MIN_LAYERS).num_parameters <= limit:
-        hidden += HEAD_DIM
-    one = Shape(vocab_size, hidden, 1)
-    return Shape(vocab_size, hidden, 1 + (limit - one.num_parameters) // one.num_layer_parameters)
+    hidden = head_dim
+    while Shape(vocab_size, hidden + head_dim, MIN_LAYERS, head_dim).num_parameters <= limit:
+        hidden += head_dim
+    one = Shape(vocab_size, hidden, 1, head_dim)
+    num_layers = 1 + (limit - one.num_parameters) // one.num_layer_parameters
+    return Shape(vocab_size, hidden, num_layers, head_dim)
 
 
 def parse_size(text: str) -> int:

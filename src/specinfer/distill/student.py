@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from specinfer.distill.shape import HEAD_DIM, Shape
+from specinfer.distill.inheritance import has_llama_layers, inherit
+from specinfer.distill.shape import Shape
 from specinfer.distill.storage import make_directory, write_whole
 from specinfer.distill.vocabulary import draft_ids
 from specinfer.errors import ConfigError
 from specinfer.models.loader import DRAFT_VOCAB_FILE, Checkpoint, open_checkpoint
 
-EMBEDDING_STD = 0.02
+ROPE_THETA = 10_000.0
 
 
 class Student:
@@ -29,10 +31,17 @@ class Student:
         self.draft_ids = draft_ids(vocab, target_vocab_size)
 
     @staticmethod
-    def fresh(shape: Shape, vocab: NDArray[np.int64] | None, target: Checkpoint, seed: int) -> Student:
-        """Random layers of a seed; the embedding begins with the principal components of the target's."""
+    def fresh(
+        shape: Shape,
+        vocab: NDArray[np.int64] | None,
+        target: Checkpoint,
+        states: Sequence[torch.Tensor],
+        seed: int,
+    ) -> Student:
+        """Of random weights, a seed's, except where it inherits the target's; states: see `inherit`."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
+        rope = target.config.rope if has_llama_layers(target.config) else None
         config = LlamaConfig(
             vocab_size=shape.vocab_size,
             hidden_size=shape.hidden_size,
@@ -40,8 +49,9 @@ class Student:
             num_hidden_layers=shape.num_layers,
             num_attention_heads=shape.num_heads,
             num_key_value_heads=shape.num_kv_heads,
-            head_dim=HEAD_DIM,
+            head_dim=shape.head_dim,
             max_position_embeddings=target.config.max_position,
+            rope_parameters={"rope_type": "default", "rope_theta": rope.theta if rope else ROPE_THETA},
             rms_norm_eps=1e-5,
             tie_word_embeddings=True,
             architectures=["LlamaForCausalLM"],
@@ -49,11 +59,7 @@ class Student:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = LlamaForCausalLM(config)
-        table = target.weights.get("model.embed_tokens.weight").float()
-        rows = table if vocab is None else table[torch.from_numpy(vocab)]
-        with torch.no_grad():
-            start = principal_components(rows, shape.hidden_size)
-            model.model.embed_tokens.weight[:, : start.shape[1]] = start
+        inherit(model, target, vocab, states)
         return Student(model, vocab, target.config.vocab_size)
 
     @staticmethod
@@ -107,12 +113,3 @@ class Student:
             d2t = {"d2t": torch.from_numpy(self.vocab).to(torch.int32)}
             write_whole(directory / DRAFT_VOCAB_FILE, safetensors.torch.save(d2t))
         write_whole(directory / "config.json", self.model.config.to_json_string().encode())
-
-
-def principal_components(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """[n, width] -> [n, min(size, width)]: the rows along the axes in which they differ most, scaled to a
-    standard deviation of EMBEDDING_STD. Distances keep their proportions as well as so few columns can."""
-    centred = rows - rows.mean(dim=0)
-    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)[:, :size]
-    result: torch.Tensor = centred @ axes
-    return result * (EMBEDDING_STD / result.std().clamp_min(1e-12))
