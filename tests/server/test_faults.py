@@ -92,19 +92,25 @@ def test_half_a_body_and_gone(server: Any) -> None:
 
 def test_a_step_that_fails(server: Any) -> None:
     """Its requests get 500, or an error event where a stream has begun."""
-    real, left = server.engine.parts.runner.run, [2]
+    real, left, has_begun = server.engine.parts.runner.run, [16], threading.Event()
 
     def run(*arguments: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
+            assert has_begun.wait(60), "16 steps gave no text"
             raise RuntimeError("secret detail")
         return real(*arguments)
 
     failed_before = server.front.metrics.num_failed_steps
     with pytest.MonkeyPatch.context() as patch, server.client() as client:
         patch.setattr(server.engine.parts.runner, "run", run)
-        stream = iter(client.completions.create(model="tiny", stream=True, prompt="a", max_tokens=400))
+        stream = iter(
+            client.completions.create(
+                model="tiny", stream=True, prompt="a", max_tokens=400, extra_body={"ignore_eos": True}
+            )
+        )
         assert next(stream).choices
+        has_begun.set()
         with pytest.raises(openai.APIError, match="the step that computed this request failed: RuntimeError"):
             list(stream)
         answer = server.post("/v1/completions", json=LONG)
