@@ -17,7 +17,7 @@ PROMPTS = [
     "Question: What is 12 + 30? Answer:",
     "one two three four one two three four one two",
 ]
-NUM_TOKENS = 20
+NUM_TOKENS = 32
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "auto"])
