@@ -31,35 +31,27 @@ MERGES = [("t", "h"), ("th", "e"), ("Ġ", "a"), ("Ġ", "the"), ("Ġa", "n"), ("a
 Respell = Callable[..., Path]
 ByteLevel = Callable[[Sequence[str], Sequence[tuple[str, str]]], Tokenizer]
 SaveTokenizer = Callable[..., Path]
-TINY_CONFIG: dict[str, Any] = {
-    "model_type": "llama",
+SMALL: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+TINY_CONFIG: dict[str, Any] = {
+    **SMALL,
+    "model_type": "llama",
     "head_dim": 8,
     "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "bos_token_id": 256,
-    "eos_token_id": 257,
 }
-SMALL_FAMILY: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": None,
-}
+SMALL_FAMILY: dict[str, Any] = {**SMALL, "pad_token_id": None}
 FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 512},
     "opt": {"hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "num_hidden_layers": 2},

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
@@ -156,8 +157,8 @@ NB_MODULE(_cpu, m) {
     return choose(at<float>(logits), n, divisor, {seed, sample_index, position});
   });
   m.def("pick", [](uintptr_t x, int64_t n, int count) {
-    std::vector<int64_t> columns(static_cast<size_t>(count));
-    std::vector<double> shares(static_cast<size_t>(count));
+    std::vector<int64_t> columns(static_cast<size_t>(std::max(count, 0)));
+    std::vector<double> shares(columns.size());
     const int found = pick(at<float>(x), n, count, columns.data(), shares.data());
     columns.resize(static_cast<size_t>(found));
     shares.resize(static_cast<size_t>(found));

@@ -1,5 +1,6 @@
-// Noise, choices and nuclei of rows that are exactly as long as they say: a choice is the best of logits and noise,
+// Noise, choices, nuclei and picks of rows that are exactly as long as they say: a choice is the best of logits and noise,
 // and the sanitisers find nothing.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -31,6 +32,17 @@ int main() {
       for (int64_t i = 0; i < n; ++i)
         if (logits[i] / divisor + noise[i] > logits[best] / divisor + noise[best]) best = i;
       check(choose(logits.data(), n, divisor, key) == best, "not the best");
+      for (int count : {1, 3, 200}) {
+        std::vector<int64_t> columns(count);
+        std::vector<double> shares(count);
+        const int found = pick(logits.data(), n, count, columns.data(), shares.data());
+        check(found == std::min<int64_t>(count, n - (n > 2)), "not as many picks as there are");
+        for (int i = 1; i < found; ++i) {
+          const float before = logits[columns[i - 1]], here = logits[columns[i]];
+          check(before > here || (before == here && columns[i - 1] < columns[i]), "picks are not in order");
+        }
+        check(logits[columns[0]] == *std::max_element(logits.begin(), logits.end()), "not the largest");
+      }
       for (double share : {1e-9, 0.5, 0.9, 1.0}) {
         const Nucleus found = nucleus(logits.data(), n, share);
         check(found.size >= 0 && found.size <= n && std::isfinite(found.bound), "no nucleus");

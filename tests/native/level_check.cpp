@@ -4,40 +4,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "packing.h"
+#include "tensors.h"
 
 using namespace specinfer;
-
-static std::mt19937 rng(1);
-
-static std::vector<float> uniform(int64_t n) {
-  std::vector<float> values(n);
-  for (float& v : values) v = float(int(rng() % 2001) - 1000) / 1000.0f;
-  return values;
-}
-
-// A layer's weights as a checkpoint holds them, exactly as long, so that a byte read behind them is found.
-static std::vector<char> stored(Type type, int64_t outputs, int64_t inputs) {
-  std::vector<char> data(outputs * (is_quantized(type) ? stored_bytes(type, inputs) : 4 * inputs));
-  if (!is_quantized(type)) {
-    const std::vector<float> values = uniform(outputs * inputs);
-    std::memcpy(data.data(), values.data(), data.size());
-    return data;
-  }
-  for (char& byte : data) byte = char(rng());
-  const int64_t unit = stored_bytes(type, unit_inputs(type));
-  for (char* at = data.data(); at < data.data() + data.size(); at += unit)
-    for (int i = 0; i < unit_numbers(type); ++i) {
-      const uint16_t number = uint16_t(0x2000 + rng() % 512);
-      std::memcpy(at + (type == Type::q6_k ? 208 : 2 * i), &number, 2);
-    }
-  return data;
-}
 
 struct Layer {
   const Kernels& kernels;
@@ -94,7 +67,7 @@ static void check(bool ok, const char* what, const Layer& layer) {
 
 static void run(const Kernels& kernels, Type type, int outputs, int inputs, Store how) {
   constexpr int ROWS = 26;
-  const std::vector<char> weights = stored(type, outputs, inputs);
+  const std::vector<char> weights = tensor(type, outputs, inputs);
   const Layer layer(kernels, type, outputs, inputs, how, weights), reference(portable_kernels(), type, outputs, inputs, how, weights);
   const std::vector<float> x = uniform(ROWS * inputs), all = layer(x.data(), ROWS);
   for (int first = 0; first < ROWS; first += 5)

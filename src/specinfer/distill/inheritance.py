@@ -65,9 +65,8 @@ def inherit(
     # What a norm divides by: lengths of rows that are narrowed, of fewer numbers.
     lengths = [(x @ write).norm(dim=1).mean() / x.norm(dim=1).mean() for x in states]
     sizes = [length * (rows.shape[1] / hidden) ** 0.5 for length in lengths]
-    if (
-        not is_tied
-    ):  # an embedding becomes a head: it begins as small as a random one, and all that is added to it
+    if not is_tied:
+        # An embedding becomes a head: it begins as small as a random one, and all that is added to it.
         write = write * (model.config.initializer_range / (rows @ write).std())
     model.model.embed_tokens.weight[:, : axes.shape[1]] = rows @ write
     if not has_llama_layers(config):

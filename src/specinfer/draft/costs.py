@@ -31,10 +31,8 @@ class Costs:
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Count a measurement."""
-        while (
-            num_rows > EXACT and num_rows & (num_rows - 1) and num_rows % (1 << (num_rows.bit_length() - 4))
-        ):
-            num_rows -= 1
+        if num_rows > EXACT:
+            num_rows -= num_rows % (1 << (num_rows.bit_length() - 4))
         self._known = {}
         place = bisect_left(self._rows, num_rows)
         if place == len(self._rows) or self._rows[place] != num_rows:

@@ -21,10 +21,8 @@ LEAST = 0.02
 RATE_MEMORY = 0.95
 FADE = 0.998
 """What is left of a drafter's cost after another step without it, which gives it another chance."""
-
 REST = 3
 """Steps without a question after one in which the answer was no tree: asking takes time, too."""
-
 MARGIN = 1.15
 """What is chosen is what was estimated too well: costs are taken to be so much higher."""
 
@@ -49,7 +47,8 @@ class Planner:
     than r times its seconds (Dinkelbach, Management Science 13, 1967). So children are taken by falling
     chance of acceptance as long as that exceeds r times the seconds that one more row adds to a step, and
     only if together they pay for the drafter's own forward. Costs are those of earlier steps: of all that is
-    not drafting by the target's rows, of a drafter from one call of `expand` to its next.
+    not drafting by the target's rows, of a drafter from one call of `expand` to its next. The first step of
+    all is plain: there is nothing yet to weigh by.
 
     What it decides depends on time. Under `coupled` no token does; the other verifiers then keep the
     distribution, but a seed does not bring the same tokens back.
@@ -70,7 +69,7 @@ class Planner:
 
     @property
     def is_resting(self) -> bool:
-        """Whether drafters need not be asked: a step ago nothing was worth it."""
+        """Whether drafters need not be asked: when they last were, nothing was worth it."""
         return self._num_steps < self._rest_until
 
     def expand(self, level: Level) -> NDArray[np.int64]:
@@ -86,7 +85,7 @@ class Planner:
         own = self._own_seconds(drafter, level)
         value = -rate * own
         best, taken = 0.0, 0
-        room = (self.num_nodes - 1) * step.num_roots - step.num_nodes
+        room = (self.num_nodes - 1) * step.num_roots - step.num_nodes if before else 0
         children = self._children(drafter, level, room)
         for i, (chance, _) in enumerate(children):
             value += chance
@@ -146,11 +145,8 @@ class Planner:
 
     def _rate(self, num_roots: int) -> float:
         """Tokens a second that so many requests get; before they got any, what plain steps would give."""
-        tokens, spent = self._rates.get(num_roots, (0.0, 0.0))
-        if spent:
-            return tokens / spent
-        seconds = self._target.at(num_roots)
-        return num_roots / seconds if seconds else 0.0
+        tokens, spent = self._rates.get(num_roots, (num_roots, self._target.at(num_roots)))
+        return tokens / spent if spent else 0.0
 
     def _own_seconds(self, drafter: int, level: Level) -> float:
         fade: float = FADE ** self._unused(drafter)
