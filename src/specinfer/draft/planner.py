@@ -47,8 +47,7 @@ class Planner:
     than r times its seconds (Dinkelbach, Management Science 13, 1967). So children are taken by falling
     chance of acceptance as long as that exceeds r times the seconds that one more row adds to a step, and
     only if together they pay for the drafter's own forward. Costs are those of earlier steps: of all that is
-    not drafting by the target's rows, of a drafter from one call of `expand` to its next. The first step of
-    all is plain: there is nothing yet to weigh by.
+    not drafting by the target's rows, of a drafter from one call of `expand` to its next.
 
     What it decides depends on time. Under `coupled` no token does; the other verifiers then keep the
     distribution, but a seed does not bring the same tokens back.
@@ -85,7 +84,7 @@ class Planner:
         own = self._own_seconds(drafter, level)
         value = -rate * own
         best, taken = 0.0, 0
-        room = (self.num_nodes - 1) * step.num_roots - step.num_nodes if before else 0
+        room = (self.num_nodes - 1) * step.num_roots - step.num_nodes
         children = self._children(drafter, level, room)
         for i, (chance, _) in enumerate(children):
             value += chance
