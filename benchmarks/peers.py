@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ import torch
 class Sample:
     """One way's answer to one prompt."""
 
+    seconds_to_first: float
     tokens_per_second: float
     acceptance_length: float
     milliseconds_per_step: dict[str, float]
@@ -57,6 +60,7 @@ def transformers_way(dtype: torch.dtype) -> Way:
 
     def answer(prompt: list[int], max_tokens: int) -> Sample:
         clock = Clock()
+        start = time.perf_counter()
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             out = model.generate(
@@ -72,6 +76,32 @@ def transformers_way(dtype: torch.dtype) -> Way:
         first, last = clock.times[1], clock.times[-1]
         n = len(clock.times) - 1
         speed = (n - 1) / (last - first) if n > 1 else float("nan")
-        return Sample(speed, 1.0, {}, tuple(out[0, len(prompt) :].tolist()))
+        return Sample(first - start, speed, 1.0, {}, tuple(out[0, len(prompt) :].tolist()))
+
+    return answer
+
+
+def llama_way(url: str) -> Way:
+    """llama.cpp's `llama-server` at a URL, greedy, its prompt cache unused; the speed is its own figure."""
+
+    def answer(prompt: list[int], max_tokens: int) -> Sample:
+        body = {
+            "prompt": prompt, "n_predict": max_tokens, "temperature": 0, "cache_prompt": False,
+            "return_tokens": True,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            result = json.load(response)
+        timings, tokens = result["timings"], tuple(result["tokens"])
+        num_steps = len(tokens) - timings.get("draft_n_accepted", 0)
+        return Sample(
+            timings["prompt_ms"] / 1000,
+            timings["predicted_per_second"],
+            len(tokens) / max(1, num_steps),
+            {},
+            tokens,
+        )
 
     return answer

@@ -5,8 +5,8 @@
 Batch 1, greedy. Every way answers a prompt before the next prompt is taken, so that a noisy machine disturbs
 all of them alike; figures are medians over prompts of tokens per second after the first token (1 / TPOT),
 and the speedup is the median of the per-prompt ratios to plain. With --peer, transformers' `generate` (bf16
-and fp32) runs beside them. --random 1b measures a random Llama of that size, without any download (speed
-only).
+and fp32) runs beside them, with --llama NAME=URL servers of llama.cpp. --random 1b measures a random Llama of
+that size, without any download (speed only).
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import argparse
 import datetime
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peers import Sample, Way, transformers_way
+from peers import Sample, Way, llama_way, transformers_way
 from random_model import random_model
 
 from specinfer import LLM, SamplingParams
@@ -66,7 +68,11 @@ def engine_way(llm: LLM, tree: str | None = None, num_drafts: int = 1) -> Way:
         split["step"] = 1e3 * timer.total / steps
         tpot = output.stats.tpot
         return Sample(
-            1 / tpot if tpot else float("nan"), output.stats.acceptance_length, split, output.token_ids
+            request.first_token_time - request.arrival,
+            1 / tpot if tpot else float("nan"),
+            output.stats.acceptance_length,
+            split,
+            output.token_ids,
         )
 
     return answer
@@ -99,9 +105,11 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantize", choices=["int8"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     parser.add_argument("--peer", action="store_true", help="transformers' generate in the same run")
+    parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
     parser.add_argument("--trees", nargs="+", default=[*CHAINS, *TREES])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -116,6 +124,7 @@ def main() -> None:
             drafts=drafts,
             tree=widest,
             dtype=args.dtype,
+            quantize=args.quantize,
             device=args.device,
             max_num_seqs=1,
             max_model_len=2048,
@@ -133,6 +142,8 @@ def main() -> None:
     if args.peer:
         ways["transformers bf16"] = transformers_way(torch.bfloat16)
         ways["transformers fp32"] = transformers_way(torch.float32)
+    for name, url in (server.split("=", 1) for server in args.llama):
+        ways[name] = llama_way(url)
     prompts = load_prompts(args, plain.engine.tokenizer)
     for way in ways.values():
         way(prompts[0][1], 8)
@@ -175,8 +186,10 @@ def report(args: argparse.Namespace, kinds: list[str], samples: dict[str, list[S
         args.out.write_text(
             json.dumps(
                 {
-                    "command": "python benchmarks/speed.py --prompts spec_bench.jsonl"
-                    + (" --peer" if args.peer else ""),
+                    "command": shlex.join(
+                        ["python", "benchmarks/speed.py"]
+                        + [Path(a).name if Path(a).exists() else a for a in sys.argv[1:]]
+                    ),
                     "date": datetime.date.today().isoformat(),
                     "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
                     f"{args.threads} threads, torch {torch.__version__}",
