@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +24,7 @@ class Sample:
     tokens: tuple[int, ...]
 
 
+END = 2  # SmolLM2's <|im_end|>
 Way = Callable[[list[int], int], Sample]
 
 
@@ -68,8 +71,8 @@ def transformers_way(dtype: torch.dtype) -> Way:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_tokens,
                 do_sample=False,
-                pad_token_id=2,
-                eos_token_id=2,
+                pad_token_id=END,
+                eos_token_id=END,
                 streamer=clock,
             )
         # The first call hands over the prompt.
@@ -103,5 +106,27 @@ def llama_way(url: str) -> Way:
             {},
             tokens,
         )
+
+    return answer
+
+
+def openvino_way(python: str, model: str, threads: int) -> Way:
+    """OpenVINO GenAI in the environment of `python`, on a model that optimum-cli exported; greedy, the speed
+    is its own figure. Its process ends with ours."""
+    worker = subprocess.Popen(
+        [python, Path(__file__).with_name("openvino_worker.py"), model, str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def answer(prompt: list[int], max_tokens: int) -> Sample:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdin.write(json.dumps({"prompt": prompt, "max_tokens": max_tokens, "end": END}) + "\n")
+        worker.stdin.flush()
+        result = json.loads(worker.stdout.readline())
+        tpot = result["tpot"] / 1000
+        speed = 1 / tpot if tpot > 0 else float("nan")
+        return Sample(result["ttft"] / 1000, speed, 1.0, {}, tuple(result["tokens"]))
 
     return answer

@@ -1,4 +1,4 @@
-"""Prompt tokens per second, beside transformers and llama.cpp's servers, interleaved.
+"""Prompt tokens per second, beside transformers, llama.cpp's servers and OpenVINO GenAI, interleaved.
 
     python benchmarks/prefill.py --lengths 512 2048 --peer --llama "llama.cpp bf16=http://127.0.0.1:8091"
 
@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 
 import torch
-from peers import Way, llama_way, transformers_way
+from peers import Way, llama_way, openvino_way, transformers_way
 from speed import engine_way
 
 from specinfer import LLM
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", action="store_true", help="transformers in the same run")
     parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
+    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "MODEL"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     longest = max(args.lengths) + 8
@@ -43,6 +44,8 @@ def main() -> None:
         ways["transformers fp32"] = transformers_way(torch.float32)
     for name, url in (server.split("=", 1) for server in args.llama):
         ways[name] = llama_way(url)
+    if args.openvino:
+        ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
     generator = torch.Generator().manual_seed(0)
     print(f"{'way':20}" + "".join(f"{length:>10}" for length in args.lengths))
     speeds: dict[tuple[str, int], list[float]] = defaultdict(list)

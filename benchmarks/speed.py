@@ -4,9 +4,9 @@
 
 Batch 1, greedy. Every way answers a prompt before the next prompt is taken, so that a noisy machine disturbs
 all of them alike; figures are medians over prompts of tokens per second after the first token (1 / TPOT),
-and the speedup is the median of the per-prompt ratios to plain. With --peer, transformers' `generate` (bf16
-and fp32) runs beside them, with --llama NAME=URL servers of llama.cpp. --random 1b measures a random Llama of
-that size, without any download (speed only).
+and the speedup is the median of the per-prompt ratios to plain. Others beside ours: --peer, transformers'
+`generate` (bf16 and fp32); --llama NAME=URL, servers of llama.cpp; --openvino, OpenVINO GenAI. --random 1b
+measures a random Llama of that size, without any download (speed only).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peers import Sample, Way, llama_way, transformers_way
+from peers import Sample, Way, llama_way, openvino_way, transformers_way
 from random_model import random_model
 
 from specinfer import LLM, SamplingParams
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     parser.add_argument("--peer", action="store_true", help="transformers' generate in the same run")
     parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
+    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "MODEL"))
     parser.add_argument("--trees", nargs="+", default=[*CHAINS, *TREES])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -144,6 +145,8 @@ def main() -> None:
         ways["transformers fp32"] = transformers_way(torch.float32)
     for name, url in (server.split("=", 1) for server in args.llama):
         ways[name] = llama_way(url)
+    if args.openvino:
+        ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
     prompts = load_prompts(args, plain.engine.tokenizer)
     for way in ways.values():
         way(prompts[0][1], 8)
