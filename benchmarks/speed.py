@@ -5,8 +5,9 @@
 Batch 1, greedy. Every way answers a prompt before the next prompt is taken, so that a noisy machine disturbs
 all of them alike; figures are medians over prompts of tokens per second after the first token (1 / TPOT),
 and the speedup is the median of the per-prompt ratios to plain. Others beside ours: --peer, transformers'
-`generate` (bf16 and fp32); --llama NAME=URL, servers of llama.cpp; --openvino, OpenVINO GenAI. --random 1b
-measures a random Llama of that size, without any download (speed only).
+`generate` (bf16 and fp32); --llama NAME=URL, servers of llama.cpp; --openvino, OpenVINO GenAI. --model
+measures another target with the same drafts (one made by widened_model.py, say), --random 1b a random
+Llama of that size, without any download (speed only).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from specinfer import LLM, SamplingParams
 from specinfer.config import AUTO_TREE
 from specinfer.draft.planner import Planner
 from specinfer.engine.build import resolve_topology
+from specinfer.models.catalog import draft_path
 
 CHAINS = (AUTO_TREE, "1", "1,1", "1,1,1", "1,1,1,1")
 TREES = ("2,1", "2,2", "3,1", "3,2,1,1")
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", choices=["int8"])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     parser.add_argument("--peer", action="store_true", help="transformers' generate in the same run")
     parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
@@ -114,8 +117,8 @@ def main() -> None:
     parser.add_argument("--trees", nargs="+", default=[*CHAINS, *TREES])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = random_model(args.random) if args.random else "smollm2-135m"
-    draft = "ngram" if args.random else "default"
+    model = random_model(args.random) if args.random else args.model
+    draft = "ngram" if args.random else str(draft_path("smollm2-135m", "default"))
 
     def build(*drafts: str) -> LLM:
         """Room for the largest tree; each way then puts in its own."""
