@@ -9,7 +9,7 @@ from functools import partial
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.draft.history import OwnHistories
-from specinfer.engine.detokenizer import Detokenizer
+from specinfer.engine.detokenizer import INCOMPLETE, Detokenizer
 from specinfer.engine.grammars import Grammars
 from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.request import Request, Status
@@ -22,6 +22,9 @@ from specinfer.sampling import make_processors
 from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
 from specinfer.structured_outputs import StructuredOutputsParams
+
+NUM_BEFORE = 6
+"""Tokens of the prompt that a text is decoded behind: enough for a character and what stands before it."""
 
 
 class Engine:
@@ -78,6 +81,10 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         ends = end_tokens(params, self.tokenizer)
         bad_words = bad_word_tokens(params, self.tokenizer)
+        decode = partial(self._decode, params.skip_special_tokens)
+        before = prompt_token_ids[-NUM_BEFORE:]
+        if decode(before).endswith(INCOMPLETE):
+            before = ()
         return [
             Request(
                 request_id=f"request-{serial}",
@@ -95,10 +102,11 @@ class Engine:
                     matcher=None if params.form is None else self._grammars.matcher(params.form),
                 ),
                 detokenizer=Detokenizer(
-                    partial(self._decode, params.skip_special_tokens),
+                    decode,
                     params.stop_strings,
                     params.min_tokens,
                     params.include_stop_str_in_output,
+                    before,
                 ),
                 service=service,
             )
