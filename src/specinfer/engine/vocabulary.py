@@ -41,17 +41,22 @@ def end_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> tuple[int
 
 
 def bad_word_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Each of `bad_words` as the tokenizer writes it at a start and after a space. Raises RequestError."""
+    """Each of `bad_words` as the tokenizer writes it at a start, within a text and after a space.
+
+    Raises RequestError.
+    """
     if params.bad_words and tokenizer is None:
         raise RequestError("bad_words need a tokenizer", hint="use logit_bias of -inf")
     words: list[list[int]] = []
     for word in params.bad_words:
         assert tokenizer is not None
-        plain = tokenizer.encode(word, add_special_tokens=False)
-        spaced = tokenizer.encode(f" {word}", add_special_tokens=False)
+        line, plain, inner, spaced = (tokenizer.encode(s, False) for s in ("\n", word, f"\n{word}", f" {word}"))
         if not plain:
             raise RequestError(f"bad_words holds {word!r}, which has no tokens", hint="leave it out")
         words.append(plain)
+        # SentencePiece reads a text as if a space came first: it writes a word otherwise after a line's end.
+        if inner[: len(line)] == line and inner[len(line) :] not in ([], plain):
+            words.append(inner[len(line) :])
         if spaced[-len(plain) :] != plain:  # else the one bans the other
             words.append(spaced)
     return words
