@@ -33,8 +33,8 @@ class SamplingParams:
     bad_words: texts whose usual tokens, at a start, within a text and after a space, are never generated in a
         row.
     structured_outputs: the form of the output (StructuredOutputsParams, or a mapping of its fields). It ends
-        where its form may end, and nothing else breaks it: max_tokens, stop strings and stop tokens can cut it
-        off, and where the parameters above and min_tokens ban every token that it allows, they are not heard.
+        where its form may end, and nothing else breaks it: max_tokens, stop strings and stop tokens can cut
+        it off, and where what stands above and min_tokens ban all tokens that it allows, they are not heard.
     seed: names the noise; None draws a fresh one, which the result reports.
     max_tokens, min_tokens: limits on the generated tokens; end tokens are banned below min_tokens, and stop
         strings end nothing.

@@ -95,7 +95,7 @@ def test_special_tokens_in_the_text(tiny_llm: LLM, put: Any, script: Any) -> Non
 def test_a_text_goes_on_from_its_prompt(
     tmp_path: Path, write_model: Any, sentencepiece: Tokenizer, save_tokenizer: Any, put: Any, script: Any
 ) -> None:
-    """The space before its first word is part of it, also where a tokenizer leaves out that of a whole text."""
+    """The space before its first word is part of it, also where a tokenizer leaves out a whole text's."""
     path = save_tokenizer(sentencepiece, write_model(tmp_path, tokenizer=False), bos_token="<s>")
     llm = LLM(str(path), dtype="float32")
     prompt, whole = llm.tokenizer.encode("the an"), llm.tokenizer.encode("the an ab the 12 thé")

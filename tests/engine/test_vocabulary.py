@@ -66,7 +66,7 @@ def test_bad_words_as_tokens_with_and_without_a_space() -> None:
 def test_bad_words_within_a_text_of_pieces(
     tmp_path: Path, sentencepiece: Backend, save_tokenizer: Any
 ) -> None:
-    """A text's first word is read as if a space came before it; within one, the same word is another token."""
+    """A text's first word is read as if a space came first; within a text, the same word is another token."""
     tokenizer = Tokenizer.from_directory(save_tokenizer(sentencepiece, tmp_path, bos_token="<s>"))
     words = bad_word_tokens(SamplingParams(bad_words=["the"]), tokenizer)
     assert [tokenizer.spellings[token] for [token] in words] == [b" the", b"the"]

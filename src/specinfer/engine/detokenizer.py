@@ -22,8 +22,10 @@ class Detokenizer:
         include_stop: bool = False,
         before: Sequence[int] = (),
     ) -> None:
-        """include_stop: let the text end with the stop string, not before it. before: tokens of whole
-        characters; where there are none, a tokenizer may leave out the space that a first word begins with."""
+        """include_stop: let the text end with the stop string, not before it.
+
+        before: tokens of whole characters; behind none, a tokenizer may leave out a first word's space.
+        """
         self._decode = decode
         self._stop = tuple(stop)
         self._min_tokens = len(before) + min_tokens

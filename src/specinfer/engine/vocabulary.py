@@ -50,7 +50,8 @@ def bad_word_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> list
     words: list[list[int]] = []
     for word in params.bad_words:
         assert tokenizer is not None
-        line, plain, inner, spaced = (tokenizer.encode(s, False) for s in ("\n", word, f"\n{word}", f" {word}"))
+        texts = ("\n", word, f"\n{word}", f" {word}")
+        line, plain, inner, spaced = (tokenizer.encode(text, False) for text in texts)
         if not plain:
             raise RequestError(f"bad_words holds {word!r}, which has no tokens", hint="leave it out")
         words.append(plain)
