@@ -154,3 +154,17 @@ def test_more_layers_than_the_config_has(tmp_path: Path, write_family) -> None: 
     (path / "config.json").write_text(json.dumps({**config, "n_layer": 1}))
     with pytest.raises(ModelError, match="1 layers, the weights have more"):
         open_checkpoint(path)
+
+
+def test_a_head_of_its_own_where_the_config_ties(
+    tmp_path: Path,
+    write_family,  # noqa: ANN001
+    make_runner,  # noqa: ANN001
+    assert_equal_logits,  # noqa: ANN001
+) -> None:
+    """As in transformers: a head that was trained apart counts, whatever became of the config."""
+    path, theirs = write_family(tmp_path, "qwen2")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert_equal_logits(make_runner(path), theirs)
+    assert_equal_logits(make_runner(path, native=True), theirs)
