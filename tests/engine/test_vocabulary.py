@@ -40,11 +40,15 @@ def test_one_token_left_is_enough(tiny_llm: LLM) -> None:
     assert request.output_token_ids == [64] * 4
 
 
-def test_text_needs_a_tokenizer(tmp_path: Path, write_model: Any) -> None:
+def test_without_a_tokenizer(tmp_path: Path, write_model: Any) -> None:
+    """Text is an error; the model's end token is known from its config."""
     llm = LLM(str(write_model(tmp_path / "bare", tokenizer=False)), dtype="float32")
     for fields in ({"stop": "a"}, {"bad_words": ["a"]}):
         with pytest.raises(RequestError, match="need a tokenizer"):
             llm.generate([1, 2], SamplingParams(**fields))
+    params = SamplingParams(temperature=0, max_tokens=9, min_tokens=2, logit_bias={257: 100})
+    [done] = llm.generate([1, 2], params)[0].outputs
+    assert (done.finish_reason, len(done.token_ids), done.token_ids[-1]) == ("stop", 3, 257)
 
 
 def test_bad_words_as_tokens_with_and_without_a_space() -> None:

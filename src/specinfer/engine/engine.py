@@ -38,14 +38,16 @@ class Engine:
         prefix_cache: PrefixCache | None,
         *,
         vocab_size: int,
+        end_token_ids: Sequence[int],
         own_histories: Sequence[OwnHistories] = (),
     ) -> None:
-        """own_histories: of the drafts with another tokenizer."""
+        """end_token_ids: the model's. own_histories: of the drafts with another tokenizer."""
         self.parts = parts
         self.tokenizer = tokenizer
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.vocab_size = vocab_size
+        self._end_token_ids = tuple(end_token_ids)
         self._grammars = Grammars(tokenizer)
         self.own_histories = tuple(own_histories)
         self._serial = itertools.count(1)
@@ -79,7 +81,7 @@ class Engine:
         self.check(prompt_token_ids, params)
         serial = next(self._serial)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        ends = end_tokens(params, self.tokenizer)
+        ends = end_tokens(params, self._end_token_ids)
         bad_words = bad_word_tokens(params, self.tokenizer)
         decode = partial(self._decode, params.skip_special_tokens)
         before = prompt_token_ids[-NUM_BEFORE:]
@@ -167,7 +169,7 @@ class Engine:
                 f"the K/V memory holds {self.allocator.num_slots}",
                 hint="raise kv_memory or lower max_tokens",
             )
-        check_tokens(params, self.tokenizer, self.vocab_size)
+        check_tokens(params, self.tokenizer, self.vocab_size, self._end_token_ids)
         if params.form is not None:
             self.check_form(params.form)
 
