@@ -138,10 +138,10 @@ class SamplingParams:
 def check_float(name: str, value: object, low: float, high: float, *, exclusive_low: bool = False) -> None:
     """Raise RequestError unless `value` is a finite number in [low, high] (or (low, high])."""
     bounds = f"{'(' if exclusive_low else '['}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number in {bounds}, got {value!r}")
-    if value < low or value > high or (exclusive_low and value == low):
-        raise RequestError(f"{name} must be in {bounds}, got {value:g}")
+    if not low <= value <= high or (exclusive_low and value == low):
+        raise RequestError(f"{name} must be in {bounds}, got {value!r:.40}")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
@@ -178,7 +178,7 @@ def as_biases(value: object) -> tuple[tuple[int, float], ...]:
         raise RequestError(f"logit_bias must map token ids to numbers, got {value!r:.80}") from None
     biases: dict[int, float] = {}
     for key, bias in pairs.items():
-        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
         check_int("logit_bias token ids", token, 0, MAX_TOKEN_ID)
         if bias != -math.inf:
             check_float(f"logit_bias of token {token}", bias, -100.0, 100.0)
