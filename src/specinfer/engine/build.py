@@ -28,7 +28,7 @@ from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
-from specinfer.models.tokenizer import Tokenizer
+from specinfer.models.tokenizer import Tokenizer, end_token_ids
 from specinfer.runtime import Runner, make_pool, make_torch_runner
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
@@ -207,12 +207,14 @@ def assemble(resolved: Resolved, target: Loaded, drafts: dict[str, Loaded]) -> E
         max_forced_tokens=MAX_FORCED_TOKENS,
         timer=StepTimer(),
     )
+    tokenizer = resolved.tokenizer
     return Engine(
         parts,
-        resolved.tokenizer,
+        tokenizer,
         allocator,
         prefix_cache,
         vocab_size=vocab_size,
+        end_token_ids=end_token_ids(resolved.target.path) if tokenizer is None else tokenizer.eos_token_ids,
         own_histories=[h for h in histories.values() if isinstance(h, OwnHistories)],
     )
 
