@@ -44,8 +44,8 @@ _LAYER_NAMES = {
 }
 _QWEN3_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-# Read into rope_parameters, or derived data that older converters wrote.
-_NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
+# Read into rope_parameters, derived data that older converters wrote, or a draft's vocabulary.
+_NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?|d2t")
 
 
 class _Tensor(NamedTuple):
@@ -103,6 +103,15 @@ class GGUFFile:
     def get(self, name: str) -> torch.Tensor:
         """The tensor in fp32, rows in Hugging Face's order. Raises ModelError if it is missing."""
         return self._in_order(name, self._dequantize(self._stored_name(name)))
+
+    def draft_vocab(self) -> NDArray[np.int64] | None:
+        """`d2t` of a draft on a subset of its target's vocabulary: [draft vocabulary] target token ids."""
+        tensor = self._tensors.get("d2t")
+        if tensor is None:
+            return None
+        if tensor.quant != gguf.GGMLQuantizationType.I32:
+            raise ModelError(f"{self.path}: d2t is of type {tensor.quant.name}, not I32", hint=_FETCH_AGAIN)
+        return self._read(tensor).view(np.int32).astype(np.int64)
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...]]:
         """The type a tensor is stored in, "F32" or "Q4_1" for instance, and its shape. Raises ModelError."""
@@ -189,7 +198,7 @@ class GGUFFile:
         return _Tensor(shape, quant, offset, num_bytes)
 
     def _check_tensors(self) -> None:
-        for quant in {tensor.quant for tensor in self._tensors.values()}:
+        for quant in {tensor.quant for name, tensor in self._tensors.items() if name != "d2t"}:
             _, block_bytes = gguf.GGML_QUANT_SIZES[quant]
             try:
                 gguf.dequantize(np.zeros((1, block_bytes), np.uint8), quant)

@@ -72,7 +72,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         native = FAMILIES[raw.read("model_type", str)]
         config = native.read_config(raw).check(raw.source)
         check_layers(native, config, gguf, path.name)
-        return Checkpoint(path, config, gguf)
+        return Checkpoint(path, config, gguf, check_draft_vocab(gguf.draft_vocab(), path))
     raw = read_raw_config(path / "config.json")
     if raw.values.get("quantization_config") is not None:
         raise ModelError(
@@ -129,9 +129,16 @@ def read_draft_vocab(directory: Path) -> NDArray[np.int64] | None:
             ids = file.get_tensor("d2t").to(torch.int64).numpy()
     except (OSError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path}: not readable ({error})", hint="fetch the file again") from None
-    if ids.ndim != 1 or len(ids) == 0 or ids.min() < 0 or len(np.unique(ids)) != len(ids):
+    return check_draft_vocab(ids, path)
+
+
+def check_draft_vocab(ids: NDArray[np.int64] | None, path: Path) -> NDArray[np.int64] | None:
+    """Raises ModelError for what cannot be one."""
+    if ids is not None and (
+        ids.ndim != 1 or len(ids) == 0 or ids.min() < 0 or len(np.unique(ids)) != len(ids)
+    ):
         raise ModelError(f"{path}: d2t must be a list of distinct target token ids")
-    return np.asarray(ids, np.int64)
+    return ids
 
 
 def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: int) -> Decoder:
