@@ -140,7 +140,13 @@ def test_deadlines_end_requests(channel: Any, server: Any) -> None:
             assert timeout < 60
             assert failure(channel, LONG, timeout=timeout).code() is grpc.StatusCode.DEADLINE_EXCEEDED
         server.wait_until_idle()
-    assert server.front.metrics.finished["abort"] > aborted
+        running = generate(channel, LONG)
+        server.wait_until(lambda: server.front.num_open == 1)
+        server.skip(server.config.request_timeout)
+        with pytest.raises(grpc.RpcError, match="the request took longer than the server allows"):
+            list(running)
+        server.wait_until_idle()
+    assert server.front.metrics.finished["abort"] >= aborted + 2
 
 
 def test_health_and_reflection(channel: Any) -> None:

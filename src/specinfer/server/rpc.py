@@ -50,11 +50,13 @@ class Inference:
         """The handler of Generate."""
         try:
             self._keys.check(str(dict(context.invocation_metadata()).get("authorization", "")))
-            async with (
-                asyncio.timeout(self._config.request_timeout),
-                aclosing(self._responses(request)) as responses,
-            ):
-                async for response in responses:
+            deadline = asyncio.get_running_loop().time() + self._config.request_timeout
+            async with aclosing(self._responses(request)) as responses:
+                while True:
+                    async with asyncio.timeout_at(deadline):  # not around a yield: gRPC would be interrupted
+                        response = await anext(responses, None)
+                    if response is None:
+                        return
                     yield response
         except Exception as error:
             await context.abort(*as_status(as_api_error(error)))
@@ -148,7 +150,8 @@ async def serve_grpc(engine: AsyncEngine, config: ServerConfig) -> AsyncIterator
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    address = f"{config.host}:{config.grpc_port}"
+    assert config.grpc_port is not None
+    address = config.address(config.grpc_port)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:
