@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,12 +17,14 @@ import torch
 class Sample:
     """One way's answer to one prompt."""
 
+    seconds_to_first: float
     tokens_per_second: float
     acceptance_length: float
     milliseconds_per_step: dict[str, float]
     tokens: tuple[int, ...]
 
 
+END = 2  # SmolLM2's <|im_end|>
 Way = Callable[[list[int], int], Sample]
 
 
@@ -57,6 +63,7 @@ def transformers_way(dtype: torch.dtype) -> Way:
 
     def answer(prompt: list[int], max_tokens: int) -> Sample:
         clock = Clock()
+        start = time.perf_counter()
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             out = model.generate(
@@ -64,14 +71,62 @@ def transformers_way(dtype: torch.dtype) -> Way:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_tokens,
                 do_sample=False,
-                pad_token_id=2,
-                eos_token_id=2,
+                pad_token_id=END,
+                eos_token_id=END,
                 streamer=clock,
             )
         # The first call hands over the prompt.
         first, last = clock.times[1], clock.times[-1]
         n = len(clock.times) - 1
         speed = (n - 1) / (last - first) if n > 1 else float("nan")
-        return Sample(speed, 1.0, {}, tuple(out[0, len(prompt) :].tolist()))
+        return Sample(first - start, speed, 1.0, {}, tuple(out[0, len(prompt) :].tolist()))
+
+    return answer
+
+
+def llama_way(url: str) -> Way:
+    """llama.cpp's `llama-server` at a URL, greedy, its prompt cache unused; the speed is its own figure."""
+
+    def answer(prompt: list[int], max_tokens: int) -> Sample:
+        body = {
+            "prompt": prompt, "n_predict": max_tokens, "temperature": 0, "cache_prompt": False,
+            "return_tokens": True,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            result = json.load(response)
+        timings, tokens = result["timings"], tuple(result["tokens"])
+        num_steps = len(tokens) - timings.get("draft_n_accepted", 0)
+        return Sample(
+            timings["prompt_ms"] / 1000,
+            timings["predicted_per_second"],
+            len(tokens) / max(1, num_steps),
+            {},
+            tokens,
+        )
+
+    return answer
+
+
+def openvino_way(python: str, model: str, threads: int) -> Way:
+    """OpenVINO GenAI in the environment of `python`, on a model that optimum-cli exported; greedy, the speed
+    is its own figure. Its process ends with ours."""
+    worker = subprocess.Popen(
+        [python, Path(__file__).with_name("openvino_worker.py"), model, str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def answer(prompt: list[int], max_tokens: int) -> Sample:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdin.write(json.dumps({"prompt": prompt, "max_tokens": max_tokens, "end": END}) + "\n")
+        worker.stdin.flush()
+        result = json.loads(worker.stdout.readline())
+        tpot = result["tpot"] / 1000
+        speed = 1 / tpot if tpot > 0 else float("nan")
+        return Sample(result["ttft"] / 1000, speed, 1.0, {}, tuple(result["tokens"]))
 
     return answer

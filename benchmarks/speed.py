@@ -4,9 +4,10 @@
 
 Batch 1, greedy. Every way answers a prompt before the next prompt is taken, so that a noisy machine disturbs
 all of them alike; figures are medians over prompts of tokens per second after the first token (1 / TPOT),
-and the speedup is the median of the per-prompt ratios to plain. With --peer, transformers' `generate` (bf16
-and fp32) runs beside them. --random 1b measures a random Llama of that size, without any download (speed
-only).
+and the speedup is the median of the per-prompt ratios to plain. Others beside ours: --peer, transformers'
+`generate` (bf16 and fp32); --llama NAME=URL, servers of llama.cpp; --openvino, OpenVINO GenAI. --model
+measures another target with the same drafts (one made by widened_model.py, say), --random 1b a random
+Llama of that size, without any download (speed only).
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ import argparse
 import datetime
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peers import Sample, Way, transformers_way
+from peers import Sample, Way, llama_way, openvino_way, transformers_way
 from random_model import random_model
 
 from specinfer import LLM, SamplingParams
 from specinfer.config import AUTO_TREE
 from specinfer.draft.planner import Planner
 from specinfer.engine.build import resolve_topology
+from specinfer.models.catalog import draft_path
 
 CHAINS = (AUTO_TREE, "1", "1,1", "1,1,1", "1,1,1,1")
 TREES = ("2,1", "2,2", "3,1", "3,2,1,1")
@@ -66,7 +70,11 @@ def engine_way(llm: LLM, tree: str | None = None, num_drafts: int = 1) -> Way:
         split["step"] = 1e3 * timer.total / steps
         tpot = output.stats.tpot
         return Sample(
-            1 / tpot if tpot else float("nan"), output.stats.acceptance_length, split, output.token_ids
+            request.first_token_time - request.arrival,
+            1 / tpot if tpot else float("nan"),
+            output.stats.acceptance_length,
+            split,
+            output.token_ids,
         )
 
     return answer
@@ -99,14 +107,18 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantize", choices=["int8"])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     parser.add_argument("--peer", action="store_true", help="transformers' generate in the same run")
+    parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
+    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "MODEL"))
     parser.add_argument("--trees", nargs="+", default=[*CHAINS, *TREES])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = random_model(args.random) if args.random else "smollm2-135m"
-    draft = "ngram" if args.random else "default"
+    model = random_model(args.random) if args.random else args.model
+    draft = "ngram" if args.random else str(draft_path("smollm2-135m", "default"))
 
     def build(*drafts: str) -> LLM:
         """Room for the largest tree; each way then puts in its own."""
@@ -116,6 +128,7 @@ def main() -> None:
             drafts=drafts,
             tree=widest,
             dtype=args.dtype,
+            quantize=args.quantize,
             device=args.device,
             max_num_seqs=1,
             max_model_len=2048,
@@ -133,6 +146,10 @@ def main() -> None:
     if args.peer:
         ways["transformers bf16"] = transformers_way(torch.bfloat16)
         ways["transformers fp32"] = transformers_way(torch.float32)
+    for name, url in (server.split("=", 1) for server in args.llama):
+        ways[name] = llama_way(url)
+    if args.openvino:
+        ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
     prompts = load_prompts(args, plain.engine.tokenizer)
     for way in ways.values():
         way(prompts[0][1], 8)
@@ -175,8 +192,10 @@ def report(args: argparse.Namespace, kinds: list[str], samples: dict[str, list[S
         args.out.write_text(
             json.dumps(
                 {
-                    "command": "python benchmarks/speed.py --prompts spec_bench.jsonl"
-                    + (" --peer" if args.peer else ""),
+                    "command": shlex.join(
+                        ["python", "benchmarks/speed.py"]
+                        + [Path(a).name if Path(a).exists() else a for a in sys.argv[1:]]
+                    ),
                     "date": datetime.date.today().isoformat(),
                     "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
                     f"{args.threads} threads, torch {torch.__version__}",

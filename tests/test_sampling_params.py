@@ -17,7 +17,7 @@ ACCEPTED = [
     ("top_p", [1e-9, 0.5, 1, 1.0]),
     ("min_p", [0, 0.0, 0.5, 1.0]),
     ("typical_p", [1e-9, 0.5, 1]),
-    ("repetition_penalty", [1e-3, 1, 100.0]),
+    ("repetition_penalty", [0.01, 1, 100.0]),
     ("presence_penalty", [-2, 0.5, 2.0]),
     ("frequency_penalty", [-2.0, 0, 2]),
     ("logit_bias", [{}, {5: 1}, {0: -100.0, 3: 100}, {1: -math.inf}, {"17": 2.0}, [(5, 1.0)]]),
@@ -38,16 +38,24 @@ ACCEPTED = [
 CANONICAL = ("top_k", "stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 NAN, INF = float("nan"), float("inf")
 REFUSED = [
-    ("temperature", [-1, -1e-9, 100.1, NAN, INF, "1", None, True], "[0, 100]"),
+    ("temperature", [-1, -1e-9, 100.1, 10**400, NAN, INF, "1", None, True], "[0, 100]"),
     ("top_k", [-2, 2**31, 1.0, "1", None, True], f"[-1, {MAX_INT}]"),
     ("top_p", [0, 0.0, -0.1, 1.1, NAN, "1", None], "(0, 1]"),
     ("min_p", [-0.1, 1.1, NAN, INF, "1", None], "[0, 1]"),
     ("typical_p", [0, 0.0, 1.1, NAN, None], "(0, 1]"),
-    ("repetition_penalty", [0, -1.0, 100.1, NAN, INF, None, "1"], "(0, 100]"),
+    ("repetition_penalty", [0, -1.0, 1e-40, 100.1, NAN, INF, None, "1"], "[0.01, 100]"),
     ("presence_penalty", [-2.1, 2.1, NAN, None, True], "[-2, 2]"),
     ("frequency_penalty", [-2.1, 2.1, NAN, None, "0"], "[-2, 2]"),
-    ("logit_bias", [{1: 100.1}, {1: -101}, {1: INF}, {1: NAN}, {1: "2"}, {1: None}], "[-100, 100]"),
-    ("logit_bias", [{-1: 1.0}, {2**31: 1.0}, {"a": 1.0}, {1.0: 1.0}, {None: 1.0}], f"[0, {MAX_INT}]"),
+    (
+        "logit_bias",
+        [{1: 100.1}, {1: -101}, {1: 10**400}, {1: INF}, {1: NAN}, {1: "2"}, {1: None}],
+        "[-100, 100]",
+    ),
+    (
+        "logit_bias",
+        [{-1: 1.0}, {2**31: 1.0}, {"a": 1.0}, {"9" * 5000: 1.0}, {1.0: 1.0}, {None: 1.0}],
+        f"[0, {MAX_INT}]",
+    ),
     ("logit_bias", [5, None, "ab", [1, 2]], "map token ids to numbers"),
     ("allowed_token_ids", [[-1], [2**31], ["a"], [True]], f"[0, {MAX_INT}]"),
     ("allowed_token_ids", [5, True], "list of token ids"),

@@ -118,16 +118,22 @@ void tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahea
   for (int p = 0; p < P; ++p) store_panel<R>(a, panel + p, row, lo[p], hi[p]);
 }
 
+// Groups of P panels from `begin` on; returns where the rest begins.
+template <Type T, int R, int P>
+int side_by_side(const GemmArgs& a, int begin, int end) {
+  const int64_t bytes = panel_bytes(T, a.linear->inputs, PANEL), step = T == Type::bf16 ? 2 * PANEL : 4 * PANEL;
+  for (; begin + P <= end; begin += P)
+    tile<T, R, P>(a, begin, 0, a.linear->data + (begin + 2 * P <= end ? begin + P : begin) * bytes, step);
+  return begin;
+}
+
 template <Type T>
 void gemm_of(const GemmArgs& a, int begin, int end) {
   const int64_t bytes = panel_bytes(T, a.linear->inputs, PANEL), step = T == Type::bf16 ? 2 * PANEL : 4 * PANEL;
-  if (a.rows <= 2) {  // one row's two accumulators would wait for each other: two panels at once
-    for (; begin + 2 <= end; begin += 2) {
-      const char* next = a.linear->data + (begin + 2 < end ? begin + 2 : begin) * bytes;
-      if (a.rows == 1) tile<T, 1, 2>(a, begin, 0, next, step);
-      if (a.rows == 2) tile<T, 2, 2>(a, begin, 0, next, step);
-    }
-  }
+  // The two accumulators of a single row would wait for each other, and more streams come faster from memory.
+  if (a.rows == 1) begin = side_by_side<T, 1, 4>(a, begin, end);
+  if (a.rows == 1) begin = side_by_side<T, 1, 2>(a, begin, end);
+  if (a.rows == 2) begin = side_by_side<T, 2, 2>(a, begin, end);
   const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
   for (; begin < end; ++begin) {
     const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * bytes;

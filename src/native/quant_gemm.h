@@ -122,15 +122,17 @@ void quantize(const float* x, int inputs, Type type, void* to) {
   }
 }
 
-// R rows by one panel.
-template <Type T, int R>
+// R rows by P neighbouring panels.
+template <Type T, int R, int P>
 void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
-  const int64_t inputs = a.linear->inputs, steps = block_inputs(T) / 4;
-  const char* w = a.linear->data + panel * panel_bytes(T, inputs, PANEL);
+  const int64_t inputs = a.linear->inputs, steps = block_inputs(T) / 4, bytes = panel_bytes(T, inputs, PANEL);
+  const char* w = a.linear->data + panel * bytes;
   const char* x = static_cast<const char*>(a.x) + row * a.x_stride;
-  F lo[R], hi[R];
+  F lo[P][R], hi[P][R];
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) lo[r] = hi[r] = splat(0.0f);
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) lo[p][r] = hi[p][r] = splat(0.0f);
   constexpr int blocks = unit_inputs(T) / block_inputs(T);
   const char* unit = w;
   for (int64_t b = 0; b < inputs / block_inputs(T); ++b, x += row_block_bytes(T)) {
@@ -140,80 +142,101 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
     }
     const char* numbers = w;
     const char* q = x + sizeof(RowBlock);
-    I sum_lo[R], sum_hi[R];
+    I sum_lo[P][R], sum_hi[P][R];
     w += block_numbers(T) * PANEL;
     if constexpr (has_nibbles(T)) {
-      NibbleSums s_lo[R], s_hi[R];
+      NibbleSums s_lo[P][R], s_hi[P][R];
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
-        s_lo[r] = s_hi[r] = start_sums(
-            T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p)
+          s_lo[p][r] = s_hi[p][r] = start_sums(
+              T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
 #pragma GCC unroll 2
       for (int64_t k = 0; k < steps; ++k, w += 2 * PANEL, q += 4, ahead += ahead_step) {
-        const U both = *reinterpret_cast<const U*>(w);
-        const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
-        __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          const U both = *reinterpret_cast<const U*>(w + p * bytes);
+          const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
+          __builtin_prefetch(ahead + p * bytes, 0, 2);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const I v = splat_word(q + r * a.x_stride);
-          s_lo[r] = add_quads(s_lo[r], low, v);
-          s_hi[r] = add_quads(s_hi[r], high, v);
+          for (int r = 0; r < R; ++r) {
+            const I v = splat_word(q + r * a.x_stride);
+            s_lo[p][r] = add_quads(s_lo[p][r], low, v);
+            s_hi[p][r] = add_quads(s_hi[p][r], high, v);
+          }
         }
       }
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        sum_lo[r] = total(s_lo[r]);
-        sum_hi[r] = total(s_hi[r]);
-      }
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          sum_lo[p][r] = total(s_lo[p][r]);
+          sum_hi[p][r] = total(s_hi[p][r]);
+        }
     } else {
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) sum_lo[r] = sum_hi[r] = I{};
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) sum_lo[p][r] = sum_hi[p][r] = I{};
       for (int64_t k = 0; k < steps; ++k, ahead += ahead_step) {
-        __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) __builtin_prefetch(ahead + p * bytes, 0, 2);
 #pragma GCC unroll 2
         for (int pair = 0; pair < 2; ++pair, w += 2 * PANEL, q += 4) {
-          const S low = widen_bytes(w);
-          const S high = widen_bytes(w + PANEL);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) {
+            const S low = widen_bytes(w + p * bytes);
+            const S high = widen_bytes(w + p * bytes + PANEL);
 #pragma GCC unroll 12
-          for (int r = 0; r < R; ++r) {
-            const S v = (S)splat_word(q + r * a.x_stride);
-            sum_lo[r] = add_pairs(sum_lo[r], low, v);
-            sum_hi[r] = add_pairs(sum_hi[r], high, v);
+            for (int r = 0; r < R; ++r) {
+              const S v = (S)splat_word(q + r * a.x_stride);
+              sum_lo[p][r] = add_pairs(sum_lo[p][r], low, v);
+              sum_hi[p][r] = add_pairs(sum_hi[p][r], high, v);
+            }
           }
         }
       }
     }
-    F scale_lo = widen_half(unit), scale_hi = widen_half(unit + 2 * W);
-    if constexpr (block_numbers(T) > 0) {
-      scale_lo = scale_lo * widen_numbers(numbers);
-      scale_hi = scale_hi * widen_numbers(numbers + W);
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
-      lo[r] = lo[r] + __builtin_convertvector(sum_lo[r], F) * (scale_lo * scale);
-      hi[r] = hi[r] + __builtin_convertvector(sum_hi[r], F) * (scale_hi * scale);
-    }
-    if constexpr (unit_numbers(T) == 2) {
-      F minimum_lo = widen_half(unit + 2 * PANEL), minimum_hi = widen_half(unit + 2 * PANEL + 2 * W);
-      if constexpr (T == Type::q4_k) {
-        minimum_lo = -(minimum_lo * widen_numbers(numbers + PANEL));
-        minimum_hi = -(minimum_hi * widen_numbers(numbers + PANEL + W));
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const char *scales = unit + p * bytes, *factors = numbers + p * bytes;
+      F scale_lo = widen_half(scales), scale_hi = widen_half(scales + 2 * W);
+      if constexpr (block_numbers(T) > 0) {
+        scale_lo = scale_lo * widen_numbers(factors);
+        scale_hi = scale_hi * widen_numbers(factors + W);
       }
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const F sum = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, sum));
-        lo[r] = lo[r] + minimum_lo * sum;
-        hi[r] = hi[r] + minimum_hi * sum;
+        const F scale = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, scale));
+        lo[p][r] = lo[p][r] + __builtin_convertvector(sum_lo[p][r], F) * (scale_lo * scale);
+        hi[p][r] = hi[p][r] + __builtin_convertvector(sum_hi[p][r], F) * (scale_hi * scale);
+      }
+      if constexpr (unit_numbers(T) == 2) {
+        F minimum_lo = widen_half(scales + 2 * PANEL), minimum_hi = widen_half(scales + 2 * PANEL + 2 * W);
+        if constexpr (T == Type::q4_k) {
+          minimum_lo = -(minimum_lo * widen_numbers(factors + PANEL));
+          minimum_hi = -(minimum_hi * widen_numbers(factors + PANEL + W));
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          const F sum = (F)splat_word(x + r * a.x_stride + offsetof(RowBlock, sum));
+          lo[p][r] = lo[p][r] + minimum_lo * sum;
+          hi[p][r] = hi[p][r] + minimum_hi * sum;
+        }
       }
     }
   }
-  store_panel<R>(a, panel, row, lo, hi);
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) store_panel<R>(a, panel + p, row, lo[p], hi[p]);
 }
 
 template <Type T>
 void quant_gemm_of(const GemmArgs& a, int begin, int end) {
-  const int64_t inputs = a.linear->inputs, bytes = panel_bytes(T, inputs, PANEL);
+  const int64_t inputs = a.linear->inputs, bytes = panel_bytes(T, inputs, PANEL), step = 4 * bytes / inputs;
+  if constexpr (!has_nibbles(T))  // two streams come faster from memory; nibbles are limited by their arithmetic
+    for (; a.rows == 1 && begin + 2 <= end; begin += 2)
+      quant_tile<T, 1, 2>(a, begin, 0, a.linear->data + (begin + 4 <= end ? begin + 2 : begin) * bytes, step);
   const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
   for (; begin < end; ++begin) {
     const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * bytes;
@@ -221,8 +244,7 @@ void quant_gemm_of(const GemmArgs& a, int begin, int end) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
       // Each block of rows fetches its share of the next panel.
       const char* ahead = next + bytes * b / blocks;
-      const int64_t ahead_step = 4 * bytes / (inputs * blocks);
-      with_rows(rows, [&](auto r) { quant_tile<T, r>(a, begin, row, ahead, ahead_step); });
+      with_rows(rows, [&](auto r) { quant_tile<T, r, 1>(a, begin, row, ahead, step / blocks); });
     }
   }
 }

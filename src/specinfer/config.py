@@ -24,7 +24,8 @@ class EngineConfig:
         acceptance, down to none; text ("3,2,1,1") gives its widths; or a Topology.
     verifier: coupled, multi_step or without_replacement.
     dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32. In the native
-        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0, Q4_1, Q4_K or Q6_K as they are.
+        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0, Q4_1, Q4_K or Q6_K as they are, and
+        keeps other drafts in Q8_0.
     quantize: "int8" keeps the target's weights in 8 bits, a scale per 32 inputs (GGUF's Q8_0), and multiplies
         them by rows quantised likewise; native forward only. The quantised model is the target: drafts don't
         change it.

@@ -25,15 +25,16 @@ class SamplingParams:
     typical_p: keep the smallest set of tokens whose information is nearest to the entropy and whose
         probability reaches it, in (0, 1] (Meister et al., "Locally typical sampling", 2023).
     repetition_penalty: divides the positive logits of tokens in prompt or output and multiplies negative
-        ones, in (0, 100]; 1 does nothing.
+        ones, in [0.01, 100]; 1 does nothing.
     presence_penalty, frequency_penalty: taken off the logits of generated tokens, once and for each time, in
         [-2, 2].
     logit_bias: token id -> what is added to its logit, in [-100, 100], or -inf, which bans it. Kept as pairs.
     allowed_token_ids: the only tokens there are; None is all of them.
-    bad_words: texts whose usual tokens, with and without a space before them, are never generated in a row.
+    bad_words: texts whose usual tokens, at a start, within a text and after a space, are never generated in a
+        row.
     structured_outputs: the form of the output (StructuredOutputsParams, or a mapping of its fields). It ends
-        where its form may end, and nothing else breaks it: max_tokens and stop strings can cut it off, and
-        where the parameters above and min_tokens ban every token that it allows, they are not heard.
+        where its form may end, and nothing else breaks it: max_tokens, stop strings and stop tokens can cut
+        it off, and where what stands above and min_tokens ban all tokens that it allows, they are not heard.
     seed: names the noise; None draws a fresh one, which the result reports.
     max_tokens, min_tokens: limits on the generated tokens; end tokens are banned below min_tokens, and stop
         strings end nothing.
@@ -84,7 +85,7 @@ class SamplingParams:
         check_float("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
         check_float("min_p", self.min_p, 0.0, 1.0)
         check_float("typical_p", self.typical_p, 0.0, 1.0, exclusive_low=True)
-        check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, exclusive_low=True)
+        check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
@@ -137,10 +138,10 @@ class SamplingParams:
 def check_float(name: str, value: object, low: float, high: float, *, exclusive_low: bool = False) -> None:
     """Raise RequestError unless `value` is a finite number in [low, high] (or (low, high])."""
     bounds = f"{'(' if exclusive_low else '['}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number in {bounds}, got {value!r}")
-    if value < low or value > high or (exclusive_low and value == low):
-        raise RequestError(f"{name} must be in {bounds}, got {value:g}")
+    if not low <= value <= high or (exclusive_low and value == low):
+        raise RequestError(f"{name} must be in {bounds}, got {value!r:.40}")
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
@@ -177,7 +178,7 @@ def as_biases(value: object) -> tuple[tuple[int, float], ...]:
         raise RequestError(f"logit_bias must map token ids to numbers, got {value!r:.80}") from None
     biases: dict[int, float] = {}
     for key, bias in pairs.items():
-        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
         check_int("logit_bias token ids", token, 0, MAX_TOKEN_ID)
         if bias != -math.inf:
             check_float(f"logit_bias of token {token}", bias, -100.0, 100.0)

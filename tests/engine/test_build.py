@@ -24,6 +24,7 @@ from specinfer import (
     SpecinferError,
 )
 from specinfer.models.weights import SafetensorsWeights
+from specinfer.runtime.native import NativeRunner
 from specinfer.sampling import noise
 from specinfer.tree import Level
 
@@ -214,15 +215,21 @@ def test_one_line_says_how_a_draft_speaks(
     assert f"draft {tiny_model}: the target's tokenizer, 6 of 6 texts split alike" in lines
 
 
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_one_table_says_what_memory_is_taken(
-    tiny_model: Path, tiny_draft: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, tiny_draft: Path, caplog: pytest.LogCaptureFixture, dtype: Any
 ) -> None:
+    """A draft is kept in 8 bits where nothing else is asked for."""
     with caplog.at_level(logging.INFO, logger="specinfer"):
-        LLM(str(tiny_model), drafts=[str(tiny_draft), "ngram"], dtype="float32", kv_memory=512 * 1000)
+        llm = LLM(str(tiny_model), drafts=[str(tiny_draft), "ngram"], dtype=dtype, kv_memory=512 * 1000)
     (record,) = [r for r in caplog.records if "memory" in r.message]
     lines = record.message.splitlines()
     assert len(lines) == 4  # a title, a head, two models
-    assert "1000 slots" in lines[1] and "torch.float32" in lines[1]
+    assert f"{llm.engine.allocator.num_slots} slots" in lines[1]
+    _, _, target, draft = (line.split()[-1] for line in lines)
+    kept = str(llm.engine.parts.runner.pool.k[0].dtype).removeprefix("torch.")
+    is_native = isinstance(llm.engine.parts.runner, NativeRunner)
+    assert (target, draft) == (kept, "q8_0" if is_native and dtype == "auto" else kept)
 
 
 def test_a_draft_vocabulary_of_another_length_than_the_head(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from specinfer import LLM, SamplingParams
 from specinfer.outputs import CompletionOutput
@@ -88,6 +90,20 @@ def test_special_tokens_in_the_text(tiny_llm: LLM, put: Any, script: Any) -> Non
         with put(tiny_llm, chooser=script([answer])):
             done = run(tiny_llm, SamplingParams(max_tokens=5, skip_special_tokens=skip))
         assert done.text == text
+
+
+def test_a_text_goes_on_from_its_prompt(
+    tmp_path: Path, write_model: Any, sentencepiece: Tokenizer, save_tokenizer: Any, put: Any, script: Any
+) -> None:
+    """The space before its first word is part of it, also where a tokenizer leaves out a whole text's."""
+    path = save_tokenizer(sentencepiece, write_model(tmp_path, tokenizer=False), bos_token="<s>")
+    llm = LLM(str(path), dtype="float32")
+    prompt, whole = llm.tokenizer.encode("the an"), llm.tokenizer.encode("the an ab the 12 thé")
+    assert whole[: len(prompt)] == prompt
+    for stop, text in ((), " ab the 12 thé"), (" ab", ""), (" the", " ab"):
+        params = SamplingParams(max_tokens=len(whole) - len(prompt), stop=stop)
+        with put(llm, chooser=script([whole[len(prompt) :]])):
+            assert llm.generate("the an", params)[0].outputs[0].text == text
 
 
 def test_what_a_stream_sends_is_never_taken_back(tiny_llm: LLM, put: Any, oracle: Any, script: Any) -> None:

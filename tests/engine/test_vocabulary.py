@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from specinfer import LLM, RequestError, SamplingParams
 from specinfer.engine.vocabulary import bad_word_tokens
+from specinfer.models.tokenizer import Tokenizer
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {300: 1.0}}, r"logit_bias names token 300: ids must be in \[0, 299\]"),
@@ -38,11 +40,15 @@ def test_one_token_left_is_enough(tiny_llm: LLM) -> None:
     assert request.output_token_ids == [64] * 4
 
 
-def test_text_needs_a_tokenizer(tmp_path: Path, write_model: Any) -> None:
+def test_without_a_tokenizer(tmp_path: Path, write_model: Any) -> None:
+    """Text is an error; the model's end token is known from its config."""
     llm = LLM(str(write_model(tmp_path / "bare", tokenizer=False)), dtype="float32")
     for fields in ({"stop": "a"}, {"bad_words": ["a"]}):
         with pytest.raises(RequestError, match="need a tokenizer"):
             llm.generate([1, 2], SamplingParams(**fields))
+    params = SamplingParams(temperature=0, max_tokens=9, min_tokens=2, logit_bias={257: 100})
+    [done] = llm.generate([1, 2], params)[0].outputs
+    assert (done.finish_reason, len(done.token_ids), done.token_ids[-1]) == ("stop", 3, 257)
 
 
 def test_bad_words_as_tokens_with_and_without_a_space() -> None:
@@ -59,3 +65,26 @@ def test_bad_words_as_tokens_with_and_without_a_space() -> None:
     assert bad_word_tokens(params, Words()) == [[1], [2], [3], [1, 3], [2, 3]]  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="'cow', which has no tokens"):
         bad_word_tokens(SamplingParams(bad_words="cow"), Words())  # type: ignore[arg-type]
+
+
+def test_bad_words_within_a_text_of_pieces(
+    tmp_path: Path, sentencepiece: Backend, save_tokenizer: Any
+) -> None:
+    """A text's first word is read as if a space came first; within a text, the same word is another token."""
+    tokenizer = Tokenizer.from_directory(save_tokenizer(sentencepiece, tmp_path, bos_token="<s>"))
+    words = bad_word_tokens(SamplingParams(bad_words=["the"]), tokenizer)
+    assert [tokenizer.spellings[token] for [token] in words] == [b" the", b"the"]
+
+
+def test_words_of_tokens_that_the_model_lacks(tiny_model: Path, tmp_path: Path, write_model: Any) -> None:
+    """Its tokenizer has more than it: such words never come up, and ban nothing."""
+    path = write_model(tmp_path)
+    backend = Backend.from_file(str(path / "tokenizer.json"))
+    backend.add_tokens(["<more>"])
+    backend.save(str(path / "tokenizer.json"))
+    params = SamplingParams(temperature=0, max_tokens=4, bad_words=["<more>", "a<more>", "<more>a"])
+    [plain, done] = (
+        LLM(str(model), dtype="float32").generate([1, 2], p)[0].outputs[0]
+        for model, p in ((tiny_model, SamplingParams(temperature=0, max_tokens=4)), (path, params))
+    )
+    assert done.token_ids == plain.token_ids

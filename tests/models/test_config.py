@@ -135,9 +135,11 @@ def test_checkpoints_of_the_bare_model(
     make_runner,  # noqa: ANN001
     assert_equal_logits,  # noqa: ANN001
 ) -> None:
-    """Without the prefix of the whole model's names, and pickled."""
+    """Without the prefix of the whole model's names, pickled, and in fp16."""
     path, theirs = write_family(tmp_path, model_type)
-    state = {name.removeprefix(prefix): t.contiguous() for name, t in theirs.state_dict().items()}
+    for parameter in theirs.parameters():
+        parameter.data = parameter.data.half().float()
+    state = {name.removeprefix(prefix): t.half().contiguous() for name, t in theirs.state_dict().items()}
     if theirs.config.tie_word_embeddings:
         del state["lm_head.weight"]
     (path / "model.safetensors").unlink()
@@ -145,7 +147,8 @@ def test_checkpoints_of_the_bare_model(
         torch.save(state, path / "pytorch_model.bin")
     else:
         save_file(state, path / "model.safetensors")
-    assert_equal_logits(make_runner(path), theirs)
+    for native in (False, True):
+        assert_equal_logits(make_runner(path, native=native), theirs)
 
 
 def test_more_layers_than_the_config_has(tmp_path: Path, write_family) -> None:  # noqa: ANN001
@@ -154,3 +157,17 @@ def test_more_layers_than_the_config_has(tmp_path: Path, write_family) -> None: 
     (path / "config.json").write_text(json.dumps({**config, "n_layer": 1}))
     with pytest.raises(ModelError, match="1 layers, the weights have more"):
         open_checkpoint(path)
+
+
+def test_a_head_of_its_own_where_the_config_ties(
+    tmp_path: Path,
+    write_family,  # noqa: ANN001
+    make_runner,  # noqa: ANN001
+    assert_equal_logits,  # noqa: ANN001
+) -> None:
+    """As in transformers: a head that was trained apart counts, whatever became of the config."""
+    path, theirs = write_family(tmp_path, "qwen2")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert_equal_logits(make_runner(path), theirs)
+    assert_equal_logits(make_runner(path, native=True), theirs)

@@ -25,6 +25,7 @@ LONGROPE = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma3": ("gemma3_text", {"sliding_window": 33, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4}),
     "granite": ("granite", {"attention_multiplier": 0.1}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),

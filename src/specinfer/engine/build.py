@@ -25,9 +25,10 @@ from specinfer.engine.scheduler import Scheduler
 from specinfer.errors import ConfigError
 from specinfer.metrics import StepTimer
 from specinfer.models.catalog import draft_path, resolve_model_path
+from specinfer.models.gguf import GGUFFile
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
-from specinfer.models.tokenizer import Tokenizer
+from specinfer.models.tokenizer import Tokenizer, end_token_ids
 from specinfer.runtime import Runner, make_pool, make_torch_runner
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
@@ -135,12 +136,22 @@ def load_models(resolved: Resolved) -> tuple[Loaded, dict[str, Loaded]]:
         num_slots, num_scratch=0,
     )  # fmt: skip
     drafts = {
-        name: load(name, draft, dtype, keep, device, resolved.draft_len(name), num_slots, num_scratch)
+        name: load(
+            name, draft, dtype, draft_keep(config, draft), device, resolved.draft_len(name), num_slots,
+            num_scratch,
+        )
         for name, draft in resolved.drafts.items()
-    }
+    }  # fmt: skip
     log_memory([target, *drafts.values()], num_slots, dtype, device)
     log_torch_path(target, device)
     return target, drafts
+
+
+def draft_keep(config: EngineConfig, draft: Checkpoint) -> Keep:
+    """Rounded weights change what is proposed, never what is written, so drafts may as well be fast."""
+    if config.dtype != "auto":
+        return "dtype"
+    return "stored" if isinstance(draft.weights, GGUFFile) else "int8"
 
 
 def assemble(resolved: Resolved, target: Loaded, drafts: dict[str, Loaded]) -> Engine:
@@ -196,12 +207,14 @@ def assemble(resolved: Resolved, target: Loaded, drafts: dict[str, Loaded]) -> E
         max_forced_tokens=MAX_FORCED_TOKENS,
         timer=StepTimer(),
     )
+    tokenizer = resolved.tokenizer
     return Engine(
         parts,
-        resolved.tokenizer,
+        tokenizer,
         allocator,
         prefix_cache,
         vocab_size=vocab_size,
+        end_token_ids=end_token_ids(resolved.target.path) if tokenizer is None else tokenizer.eos_token_ids,
         own_histories=[h for h in histories.values() if isinstance(h, OwnHistories)],
     )
 

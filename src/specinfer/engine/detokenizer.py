@@ -48,7 +48,7 @@ class StopString:
 
 
 class Detokenizer:
-    """Turns one request's tokens into text.
+    """Turns one request's tokens into text: what they add to the text of the tokens before them.
 
     `text` is what is certain. A character whose bytes are not all there waits; `flush` ends the waiting. Stop
     strings that are complete within the first min_tokens tokens are text like any other.
@@ -60,16 +60,20 @@ class Detokenizer:
         stop: Sequence[str],
         min_tokens: int = 0,
         include_stop: bool = False,
+        before: Sequence[int] = (),
     ) -> None:
-        """include_stop: let the text end with the stop string, not before it."""
+        """include_stop: let the text end with the stop string, not before it.
+
+        before: tokens of whole characters; behind none, a tokenizer may leave out a first word's space.
+        """
         self._decode = decode
         self._stops = [StopString(s) for s in stop]
-        self._min_tokens = min_tokens
+        self._min_tokens = len(before) + min_tokens
         self._include_stop = include_stop
-        self._ids: list[int] = []
+        self._ids = list(before)
         # Decoded together so that a tokenizer which treats a text's start apart does so once:
         # [prefix, read) was decoded before, [read, end) is new.
-        self._prefix = self._read = 0
+        self._prefix, self._read = 0, len(before)
         self.text = ""
         self.ends: list[int] = []
         """Length of `text` after each token."""

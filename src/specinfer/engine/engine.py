@@ -9,7 +9,7 @@ from functools import partial
 
 from specinfer.cache import PrefixCache, SlotAllocator
 from specinfer.draft.history import OwnHistories
-from specinfer.engine.detokenizer import Detokenizer
+from specinfer.engine.detokenizer import INCOMPLETE, Detokenizer
 from specinfer.engine.grammars import Grammars
 from specinfer.engine.parts import Emission, Parts
 from specinfer.engine.request import Request, Status
@@ -23,6 +23,9 @@ from specinfer.sampling_params import SamplingParams
 from specinfer.service import Service
 from specinfer.structured_outputs import StructuredOutputsParams
 
+NUM_BEFORE = 6
+"""Tokens of the prompt that a text is decoded behind: enough for a character and what stands before it."""
+
 
 class Engine:
     """Owns the requests. Not thread-safe: one caller steps it."""
@@ -35,14 +38,16 @@ class Engine:
         prefix_cache: PrefixCache | None,
         *,
         vocab_size: int,
+        end_token_ids: Sequence[int],
         own_histories: Sequence[OwnHistories] = (),
     ) -> None:
-        """own_histories: of the drafts with another tokenizer."""
+        """end_token_ids: the model's. own_histories: of the drafts with another tokenizer."""
         self.parts = parts
         self.tokenizer = tokenizer
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.vocab_size = vocab_size
+        self._end_token_ids = tuple(end_token_ids)
         self._grammars = Grammars(tokenizer)
         self.own_histories = tuple(own_histories)
         self._serial = itertools.count(1)
@@ -76,8 +81,12 @@ class Engine:
         self.check(prompt_token_ids, params)
         serial = next(self._serial)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        ends = end_tokens(params, self.tokenizer)
+        ends = end_tokens(params, self._end_token_ids)
         bad_words = bad_word_tokens(params, self.tokenizer)
+        decode = partial(self._decode, params.skip_special_tokens)
+        before = prompt_token_ids[-NUM_BEFORE:]
+        if decode(before).endswith(INCOMPLETE):
+            before = ()
         return [
             Request(
                 request_id=f"request-{serial}",
@@ -95,10 +104,11 @@ class Engine:
                     matcher=None if params.form is None else self._grammars.matcher(params.form),
                 ),
                 detokenizer=Detokenizer(
-                    partial(self._decode, params.skip_special_tokens),
+                    decode,
                     params.stop_strings,
                     params.min_tokens,
                     params.include_stop_str_in_output,
+                    before,
                 ),
                 service=service,
             )
@@ -159,7 +169,7 @@ class Engine:
                 f"the K/V memory holds {self.allocator.num_slots}",
                 hint="raise kv_memory or lower max_tokens",
             )
-        check_tokens(params, self.tokenizer, self.vocab_size)
+        check_tokens(params, self.tokenizer, self.vocab_size, self._end_token_ids)
         if params.form is not None:
             self.check_form(params.form)
 

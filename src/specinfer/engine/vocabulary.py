@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from specinfer.errors import RequestError
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.sampling_params import SamplingParams
 
 
-def check_tokens(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+def check_tokens(
+    params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: Sequence[int]
+) -> None:
     """Raise RequestError for a token that does not exist, for text without a tokenizer, and for parameters
     that may leave no token to choose from."""
     for name, ids in (
@@ -25,7 +28,7 @@ def check_tokens(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
     banned = {token for token, bias in params.biases.items() if bias == -math.inf}
     banned.update(word[-1] for word in bad_word_tokens(params, tokenizer))
     if params.min_tokens:
-        banned.update(end_tokens(params, tokenizer))
+        banned.update(end_tokens(params, end_token_ids))
     allowed = range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if banned and banned.issuperset(allowed):
         raise RequestError(
@@ -34,24 +37,29 @@ def check_tokens(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size
         )
 
 
-def end_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def end_tokens(params: SamplingParams, of_model: Sequence[int]) -> tuple[int, ...]:
     """The tokens that end a request: the model's, unless ignored, and its own."""
-    of_model = () if tokenizer is None or params.ignore_eos else tokenizer.eos_token_ids
-    return (*of_model, *params.stop_token_ids)
+    return (*(() if params.ignore_eos else of_model), *params.stop_token_ids)
 
 
 def bad_word_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Each of `bad_words` as the tokenizer writes it at a start and after a space. Raises RequestError."""
+    """Each of `bad_words` as the tokenizer writes it at a start, within a text and after a space.
+
+    Raises RequestError.
+    """
     if params.bad_words and tokenizer is None:
         raise RequestError("bad_words need a tokenizer", hint="use logit_bias of -inf")
     words: list[list[int]] = []
     for word in params.bad_words:
         assert tokenizer is not None
-        plain = tokenizer.encode(word, add_special_tokens=False)
-        spaced = tokenizer.encode(f" {word}", add_special_tokens=False)
+        texts = ("\n", word, f"\n{word}", f" {word}")
+        line, plain, inner, spaced = (tokenizer.encode(text, False) for text in texts)
         if not plain:
             raise RequestError(f"bad_words holds {word!r}, which has no tokens", hint="leave it out")
         words.append(plain)
+        # SentencePiece reads a text as if a space came first: it writes a word otherwise after a line's end.
+        if inner[: len(line)] == line and inner[len(line) :] not in ([], plain):
+            words.append(inner[len(line) :])
         if spaced[-len(plain) :] != plain:  # else the one bans the other
             words.append(spaced)
     return words

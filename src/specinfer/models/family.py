@@ -15,10 +15,11 @@ from specinfer.models.raw import RawConfig
 class Family:
     """prefix: of every weight's name but the head's; checkpoints of the bare model leave it out.
 
-    layers: what the names of the layers' weights begin with.
+    layers: what the names of the layers' weights begin with. embedding: the name of the input embedding.
     """
 
     read_config: Callable[[RawConfig], ModelConfig]
     build: Callable[[Builder], Decoder]
     prefix: str
     layers: str
+    embedding: str

@@ -51,6 +51,7 @@ def read_config(raw: RawConfig, directory: Path) -> ModelConfig:
     if "position_ids" not in inspect.signature(architecture.forward).parameters:
         raise refusal(raw.source, model_type, "it does not take position ids")
     num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
+    is_multi_query = getattr(config, "multi_query", False)
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * num_layers
     if other := sorted(set(types) - {FULL, SLIDING}):
@@ -61,7 +62,7 @@ def read_config(raw: RawConfig, directory: Path) -> ModelConfig:
         hidden_size=config.hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        num_kv_heads=1 if is_multi_query else getattr(config, "num_key_value_heads", None) or num_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
         intermediate_size=0,
         norm_eps=0.0,

@@ -14,6 +14,7 @@ from specinfer.models.raw import RawConfig
 from specinfer.models.self_attention import SelfAttention
 
 LAYERS = "transformer.h"
+EMBEDDING = "transformer.wte"
 
 
 def read_config(raw: RawConfig) -> ModelConfig:
@@ -45,7 +46,7 @@ def read_config(raw: RawConfig) -> ModelConfig:
 
 def build(b: Builder) -> Decoder:
     c = b.config
-    tokens = b.table("transformer.wte.weight", c.vocab_size, c.hidden_size)
+    tokens = b.table(f"{EMBEDDING}.weight", c.vocab_size, c.hidden_size)
     places = b.table("transformer.wpe.weight", c.max_position, c.hidden_size)
 
     def embed(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -55,7 +56,7 @@ def build(b: Builder) -> Decoder:
         c,
         embed,
         [build_layer(b, i) for i in range(c.num_layers)],
-        compose(b.layer_norm("transformer.ln_f"), b.head("transformer.wte")),
+        compose(b.layer_norm("transformer.ln_f"), b.head(EMBEDDING)),
     )
 
 
@@ -85,4 +86,4 @@ def build_layer(b: Builder, index: int) -> PreNormLayer:
     )
 
 
-FAMILY = Family(read_config, build, "transformer.", LAYERS)
+FAMILY = Family(read_config, build, "transformer.", LAYERS, EMBEDDING)

@@ -16,6 +16,7 @@ from specinfer.models.self_attention import SelfAttention
 
 PREFIX = "model."
 LAYERS = "model.layers"
+EMBEDDING = "model.embed_tokens"
 
 
 def read_config(raw: RawConfig) -> ModelConfig:
@@ -49,7 +50,7 @@ def read_config(raw: RawConfig) -> ModelConfig:
 def build(b: Builder, head_norms: tuple[str, str] | None = None) -> Decoder:
     """head_norms: names, in a layer's attention, of the norms of q's and k's heads."""
     rotary = b.rotary()
-    embedding = b.table("model.embed_tokens.weight", b.config.vocab_size, b.config.hidden_size)
+    embedding = b.table(f"{EMBEDDING}.weight", b.config.vocab_size, b.config.hidden_size)
 
     def embed(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return embedding.index_select(0, token_ids)
@@ -58,7 +59,7 @@ def build(b: Builder, head_norms: tuple[str, str] | None = None) -> Decoder:
         b.config,
         embed,
         [build_layer(b, i, rotary, head_norms) for i in range(b.config.num_layers)],
-        compose(b.rms_norm("model.norm"), b.head("model.embed_tokens")),
+        compose(b.rms_norm("model.norm"), b.head(EMBEDDING)),
         rotary,
     )
 
@@ -96,4 +97,4 @@ def build_layer(b: Builder, index: int, rotary: Rotary, head_norms: tuple[str, s
     )
 
 
-FAMILY = Family(read_config, build, PREFIX, LAYERS)
+FAMILY = Family(read_config, build, PREFIX, LAYERS, EMBEDDING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +91,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = family.read_config(raw).check(raw.source)
     weights = PrefixedWeights.of(open_weights(path), family.prefix)
     check_layers(family, config, weights, str(path))
+    if config.tie_embeddings and has_own_head(family, weights):
+        config = replace(config, tie_embeddings=False)
     return Checkpoint(path, config, weights, draft_vocab)
 
 
@@ -138,6 +140,13 @@ def build_model(checkpoint: Checkpoint, factory: LinearFactory, max_position: in
     return family.build(
         Builder(checkpoint.config, checkpoint.weights, factory, max_position, checkpoint.head_size)
     )
+
+
+def has_own_head(family: Family, weights: WeightSource) -> bool:
+    """Whether there is a head that is not the embedding, whatever the config says: a fine-tuned one mostly.
+    Transformers, from 5 on, does not tie these either."""
+    head, embedding = "lm_head.weight", f"{family.embedding}.weight"
+    return head in weights.names() and not torch.equal(weights.get(head), weights.get(embedding))
 
 
 def check_layers(family: Family, config: ModelConfig, weights: WeightSource, source: str) -> None:

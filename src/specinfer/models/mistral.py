@@ -17,4 +17,4 @@ def read_config(raw: RawConfig) -> ModelConfig:
     return replace(config, windows=(window,) * config.num_layers)
 
 
-FAMILY = Family(read_config, llama.build, llama.PREFIX, llama.LAYERS)
+FAMILY = Family(read_config, llama.build, llama.PREFIX, llama.LAYERS, llama.EMBEDDING)

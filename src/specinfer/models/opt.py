@@ -14,6 +14,7 @@ from specinfer.models.raw import RawConfig
 from specinfer.models.self_attention import SelfAttention
 
 LAYERS = "model.decoder.layers"
+EMBEDDING = "model.decoder.embed_tokens"
 POSITION_OFFSET = 2
 """The first rows of the position table are for padding."""
 
@@ -43,7 +44,7 @@ def read_config(raw: RawConfig) -> ModelConfig:
 
 def build(b: Builder) -> Decoder:
     c = b.config
-    tokens = b.table("model.decoder.embed_tokens.weight", c.vocab_size, c.embedding_size)
+    tokens = b.table(f"{EMBEDDING}.weight", c.vocab_size, c.embedding_size)
     places = b.table("model.decoder.embed_positions.weight", c.max_position + POSITION_OFFSET, c.hidden_size)
     project_in = project_out = None
     if c.embedding_size != c.hidden_size:
@@ -61,7 +62,7 @@ def build(b: Builder) -> Decoder:
         compose(
             b.layer_norm("model.decoder.final_layer_norm") if c.norm_first else None,
             project_out,
-            b.head("model.decoder.embed_tokens"),
+            b.head(EMBEDDING),
         ),
     )
 
@@ -90,4 +91,4 @@ def build_layer(b: Builder, index: int) -> PreNormLayer | PostNormLayer:
     )
 
 
-FAMILY = Family(read_config, build, "model.", LAYERS)
+FAMILY = Family(read_config, build, "model.", LAYERS, EMBEDDING)

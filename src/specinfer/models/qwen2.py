@@ -29,4 +29,4 @@ def read_config(raw: RawConfig) -> ModelConfig:
     return replace(config, windows=tuple(window if kind == SLIDING else None for kind in types))
 
 
-FAMILY = Family(read_config, llama.build, llama.PREFIX, llama.LAYERS)
+FAMILY = Family(read_config, llama.build, llama.PREFIX, llama.LAYERS, llama.EMBEDDING)

@@ -12,4 +12,4 @@ def build(b: Builder) -> Decoder:
     return llama.build(b, head_norms=("q_norm", "k_norm"))
 
 
-FAMILY = Family(qwen2.read_config, build, llama.PREFIX, llama.LAYERS)
+FAMILY = Family(qwen2.read_config, build, llama.PREFIX, llama.LAYERS, llama.EMBEDDING)

@@ -122,12 +122,7 @@ class Tokenizer:
                 f"cannot read the tokenizer in {path}: {_first_line(error)}",
                 hint="fetch the tokenizer files again, tokenizer.json above all",
             ) from error
-        eos_token_ids = [
-            token_id
-            for file in ("generation_config.json", "config.json")
-            for token_id in _eos_token_ids(path / file)
-        ]
-        return Tokenizer(hf, eos_token_ids)
+        return Tokenizer(hf, end_token_ids(path))
 
     @staticmethod
     def from_gguf(file: GGUFFile) -> Tokenizer:
@@ -345,6 +340,12 @@ def _bos_and_eos(metadata: _Metadata) -> processors.TemplateProcessing | None:
     ]
     single = [*(["BOS"] if before else []), "$A", *(["EOS"] if after else [])]
     return processors.TemplateProcessing(single=single, special_tokens=special)
+
+
+def end_token_ids(directory: Path) -> list[int]:
+    """What the configuration files of a Hugging Face directory call end tokens. Raises ModelError."""
+    files = ("generation_config.json", "config.json")
+    return [token_id for file in files for token_id in _eos_token_ids(directory / file)]
 
 
 def _eos_token_ids(path: Path) -> list[int]:

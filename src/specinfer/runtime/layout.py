@@ -40,7 +40,7 @@ LLAMA = Layout(
         {"down": "mlp.down_proj"},
     ),
     norms={"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"},
-    embedding="model.embed_tokens",
+    embedding=llama.EMBEDDING,
     final_norm="model.norm",
 )
 LAYOUTS = {
@@ -60,7 +60,7 @@ LAYOUTS = {
             {"down": "fc2"},
         ),
         norms={"input_norm": "self_attn_layer_norm", "post_norm": "final_layer_norm"},
-        embedding="model.decoder.embed_tokens",
+        embedding=opt.EMBEDDING,
         final_norm="model.decoder.final_layer_norm",
         positions="model.decoder.embed_positions",
         position_offset=opt.POSITION_OFFSET,
@@ -77,7 +77,7 @@ LAYOUTS = {
             {"down": "mlp.c_proj"},
         ),
         norms={"input_norm": "ln_1", "post_norm": "ln_2"},
-        embedding="transformer.wte",
+        embedding=gpt2.EMBEDDING,
         final_norm="transformer.ln_f",
         positions="transformer.wpe",
         inner="gelu",

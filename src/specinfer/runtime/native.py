@@ -25,6 +25,7 @@ from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
 from specinfer.models.weights import find, take
 from specinfer.runtime.batch import Batch, Ints
+from specinfer.runtime.cores import num_cores
 from specinfer.runtime.kept import Keep, linear_types, type_name
 from specinfer.runtime.layout import LAYOUTS
 from specinfer.runtime.runner import Runner
@@ -105,8 +106,7 @@ class NativeModel:
         self.config = c = checkpoint.config
         self.head_size = checkpoint.head_size
         self._layout = LAYOUTS[c.model_type]
-        # More threads than processors would only wait for each other.
-        threads = num_threads or min(torch.get_num_threads(), os.cpu_count() or 1)
+        threads = num_threads or min(torch.get_num_threads(), num_cores())
         self._types = linear_types(checkpoint, keep, dtype)
         self.weight_types = tuple(dict.fromkeys(self._types))
         try:

@@ -30,7 +30,7 @@ class Matcher(Protocol):
 
 
 class Grammar:
-    """Leaves the tokens that the grammar allows; tokens that end the request exactly where it may end.
+    """Leaves the tokens that the grammar allows, and all that end the request where the grammar may end.
 
     The request's other processors come after it. Where they ban all that it allows, they are not heard: there
     is always a token, and what comes out is always in the grammar.

@@ -46,8 +46,8 @@ def make_processors(
     processors: list[Processor] = []
     if params.allowed_token_ids is not None:
         processors.append(AllowedTokens(params.allowed_token_ids, vocab_size))
-    if bad_words:
-        processors.append(BadWords(bad_words, num_prompt_tokens))
+    if possible := [word for word in bad_words if max(word) < vocab_size]:
+        processors.append(BadWords(possible, num_prompt_tokens))
     ends = [token for token in end_token_ids if token < vocab_size]
     if params.min_tokens and ends:
         processors.append(MinTokens(ends, params.min_tokens, num_prompt_tokens))
