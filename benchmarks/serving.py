@@ -368,7 +368,7 @@ def save(args: argparse.Namespace, drafts: Sequence[str], runs: Sequence[dict[st
     """After every round: one that is interrupted has the rounds before."""
     if args.out:
         record = {
-            "command": "python benchmarks/serving.py --prompts spec_bench.jsonl",
+            "command": " ".join(["python", *(Path(a).name if a.startswith("/") else a for a in sys.argv)]),
             "date": datetime.date.today().isoformat(),
             "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
             f"{torch.get_num_threads()} threads, torch {torch.__version__}",
