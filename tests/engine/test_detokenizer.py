@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -139,3 +140,18 @@ def test_a_stop_string_that_waits_for_its_character() -> None:
     assert detokenizer.add(0) is None
     assert detokenizer.flush() == "!"
     assert detokenizer.text == "a"
+
+
+def test_bytes_that_are_never_a_character_are_not_decoded_again_and_again() -> None:
+    decoded = 0
+
+    def count(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode([[b"\xff", b"a"][i] for i in ids])
+
+    detokenizer = Detokenizer(count, [])
+    for token in [0] * 1000 + [1]:
+        detokenizer.add(token)
+    assert detokenizer.text == "\ufffd" * 1000 + "a"
+    assert decoded < 20_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,11 +70,14 @@ def test_the_tokens_are_those_of_the_library(channel: Any, tiny_model: Path) -> 
         assert finish.num_prompt_tokens == 5 and finish.num_output_tokens == len(output.token_ids)
 
 
-def test_tokens_in_and_speculation_off(channel: Any) -> None:
+def test_tokens_in_and_speculation_off(channel: Any, server: Any, caplog: pytest.LogCaptureFixture) -> None:
     request = pb.GenerateRequest(tokens=pb.TokenIds(ids=[1, 2, 3]), max_tokens=20, priority=-1, ttft=5.0)
     request.sampling.temperature = 0
     request.sampling.ignore_eos = True
-    with_trees = list(generate(channel, request))
+    with caplog.at_level(logging.INFO):
+        with_trees = list(generate(channel, request))
+        server.wait_until(lambda: bool(caplog.messages))
+    assert caplog.messages[0].startswith("gRPC Generate OK") and "[1, 2, 3]" not in caplog.text
     request.without_speculation = True
     without = list(generate(channel, request))
     assert [t for r in with_trees for t in r.token_ids] == [t for r in without for t in r.token_ids]
@@ -140,7 +144,13 @@ def test_deadlines_end_requests(channel: Any, server: Any) -> None:
             assert timeout < 60
             assert failure(channel, LONG, timeout=timeout).code() is grpc.StatusCode.DEADLINE_EXCEEDED
         server.wait_until_idle()
-    assert server.front.metrics.finished["abort"] > aborted
+        running = generate(channel, LONG)
+        server.wait_until(lambda: server.front.num_open == 1)
+        server.skip(server.config.request_timeout)
+        with pytest.raises(grpc.RpcError, match="the request took longer than the server allows"):
+            list(running)
+        server.wait_until_idle()
+    assert server.front.metrics.finished["abort"] >= aborted + 2
 
 
 def test_health_and_reflection(channel: Any) -> None:

@@ -68,12 +68,25 @@ def test_wrong_places(server: Any) -> None:
         (b"", 400),
         (b"[]", 422),
         (b"null", 422),
+        (b'{"prompt": "a"}', 422),
     ],
 )
 def test_bodies_that_are_none(server: Any, body: bytes, status: int) -> None:
-    error_of(
-        server.post("/v1/completions", content=body, headers={"Content-Type": "application/json"}), status
-    )
+    headers = {"Content-Type": "text/plain" if body == b'{"prompt": "a"}' else "application/json"}
+    error = error_of(server.post("/v1/completions", content=body, headers=headers), status)
+    assert status == 400 or "must be a JSON object, sent with Content-Type" in error["message"]
+
+
+def test_messages_that_are_none(server: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    function = {"name": "f", "arguments": '{"a": ' + "[" * 600 + "]" * 600 + "}"}
+    call = {"id": "1", "type": "function", "function": function}
+    for message, words in (
+        ({"role": "user", "content": [image]}, "messages: a part of a message can only be text"),
+        ({"role": "assistant", "tool_calls": [call]}, "the chat template refuses these messages"),
+    ):
+        error = error_of(server.post("/v1/chat/completions", json={"messages": [message]}), 400)
+        assert words in error["message"]
 
 
 def test_tokenize_and_back(server: Any) -> None:
@@ -200,9 +213,13 @@ def test_a_request_may_take_only_so_long(server: Any) -> None:
         assert stepped.wait(60)
         server.skip(server.config.request_timeout)
         assert error_of(waiting.result(60), 408)["code"] == "timeout"
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}) as answer:
+            server.skip(server.config.request_timeout)
+            [event] = [line for line in answer.iter_lines() if line]
+        assert json.loads(event.removeprefix("data: "))["error"]["code"] == "timeout"
         server.wait_until_idle()
     aborted = "specinfer:requests_finished_total/abort"
-    assert metrics(server)[aborted] == before.get(aborted, 0) + 1
+    assert metrics(server)[aborted] == before.get(aborted, 0) + 2
 
 
 def test_a_full_queue(serving: Any) -> None:
@@ -248,7 +265,9 @@ def test_prompts_are_logged_only_if_asked(
         server.post("/v1/completions", json={**PROMPT, "prompt": "confidential", "top_p": 9})
         server.post("/v1/completions", json={**PROMPT, "prompt": ["confidential", 3]})
         server.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "confidential"}]})
+        server.get("/a%0aforged")
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("specinfer")]
     assert any("POST /v1/completions 200" in line for line in ours)
+    assert not any(line.startswith("forged") for text in ours for line in text.splitlines())
     assert any("confidential" in line for line in ours) == log_prompts
     assert "confidential" not in json.dumps([r.getMessage() for r in caplog.records]) or log_prompts

@@ -23,6 +23,7 @@ import typer
 from specinfer.cli import serve as command
 from specinfer.cli.app import app, main
 from specinfer.errors import ConfigError
+from specinfer.server.config import ServerConfig
 
 DEADLINE = 90.0
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -137,6 +138,13 @@ def test_bad_settings(
 ) -> None:
     assert main(["serve", str(tiny_model), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_addresses_of_both_families() -> None:
+    """What gRPC binds and the command shows."""
+    hosts = ("127.0.0.1", "::1")
+    addresses = [ServerConfig(model_name="a", host=host).address(80) for host in hosts]
+    assert addresses == ["127.0.0.1:80", "[::1]:80"]
 
 
 def test_keys_come_from_the_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

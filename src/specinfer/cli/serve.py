@@ -157,13 +157,12 @@ def run(engine: ServedOptions, load: LoadOptions, server: ServerOptions) -> None
     )
     with bind(config.host, config.port) as listener:
         front = AsyncEngine.build(engine_config, max_queue=load.max_queue)
-        host = f"[{config.host}]" if ":" in config.host else config.host
 
         def tell(ready: Ready) -> None:
             with suppress(OSError):  # a log that is full stops nobody
-                note(f"{config.model_name}: serving on http://{host}:{ready.port}")
+                note(f"{config.model_name}: serving on http://{config.address(ready.port)}")
                 if ready.grpc_port is not None:
-                    note(f"{config.model_name}: serving gRPC on {host}:{ready.grpc_port}")
+                    note(f"{config.model_name}: serving gRPC on {config.address(ready.grpc_port)}")
 
         asyncio.run(serve_until_told(front, config, listener, tell))
 

@@ -57,6 +57,8 @@ class Generation:
             index, chunk = self._chunks.popleft()
             self.num_output_tokens += len(chunk.token_ids)
             yield index, chunk
+            if self._chunks:
+                await asyncio.sleep(0)  # a backlog, which may grow all the time, lets others in
 
     def deliver(self, index: int, event: StreamChunk | StepError) -> bool:
         """Take what a step made of a request; returns whether that was its end."""

@@ -3,8 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+FEW_TOKENS = 8
+"""Enough to hold any character's bytes."""
+
+
+@lru_cache(256)
+def borders(text: str) -> tuple[int, ...]:
+    """[i] the longest part of text[: i + 1] that it begins and ends with, itself aside."""
+    found = [0]
+    for char in text[1:]:
+        length = found[-1]
+        while length and text[length] != char:
+            length = found[length - 1]
+        found.append(length + (text[length] == char))
+    return tuple(found)
+
+
+class StopString:
+    """How much of one stop string the text ends with, by Knuth, Morris and Pratt: a step must not cost what
+    the string is long.
+
+    matched: characters, fewer than all.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._borders = borders(text)
+
+    def read(self, new: str) -> int | None:
+        """Follow what the text goes on with; returns how much of it the first whole stop string needs."""
+        end = None
+        for position, char in enumerate(new, 1):
+            while self.matched and self.text[self.matched] != char:
+                self.matched = self._borders[self.matched - 1]
+            self.matched += self.text[self.matched] == char
+            if self.matched == len(self.text):
+                end = end or position
+                self.matched = self._borders[-1]
+        return end
 
 
 class Detokenizer:
@@ -27,10 +67,9 @@ class Detokenizer:
         before: tokens of whole characters; behind none, a tokenizer may leave out a first word's space.
         """
         self._decode = decode
-        self._stop = tuple(stop)
+        self._stops = [StopString(s) for s in stop]
         self._min_tokens = len(before) + min_tokens
         self._include_stop = include_stop
-        self._longest_stop = max(map(len, self._stop), default=0)
         self._ids = list(before)
         # Decoded together so that a tokenizer which treats a text's start apart does so once:
         # [prefix, read) was decoded before, [read, end) is new.
@@ -42,11 +81,12 @@ class Detokenizer:
     def add(self, token_id: int) -> str | None:
         """Take one token. Returns the stop string that its text completed: `text` then ends there."""
         self._ids.append(token_id)
-        known = self._decode(self._ids[self._prefix : self._read])
-        both = self._decode(self._ids[self._prefix :])
         stop = None
-        if not both.endswith(INCOMPLETE) and len(both) > len(known):
-            stop = self._append(both[len(known) :])
+        if not self._is_broken():
+            known = self._decode(self._ids[self._prefix : self._read])
+            both = self._decode(self._ids[self._prefix :])
+            if not both.endswith(INCOMPLETE) and len(both) > len(known):
+                stop = self._append(both[len(known) :])
         self.ends.append(len(self.text))
         return stop
 
@@ -62,22 +102,22 @@ class Detokenizer:
     def safe_length(self) -> int:
         """How much of `text` no later token can take back: what may begin a stop string is held, unless stop
         strings stay."""
-        if self._include_stop:
-            return len(self.text)
-        for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
-            tail = self.text[-length:]
-            if any(s.startswith(tail) for s in self._stop):
-                return len(self.text) - length
-        return len(self.text)
+        held = 0 if self._include_stop else max((s.matched for s in self._stops), default=0)
+        return len(self.text) - held
+
+    def _is_broken(self) -> bool:
+        """Whether many tokens wait, and the last few show that all still do: bytes that are no text must not
+        be decoded again with every token."""
+        is_long = len(self._ids) - self._read > 2 * FEW_TOKENS
+        return is_long and self._decode(self._ids[-FEW_TOKENS:]).endswith(INCOMPLETE)
 
     def _append(self, new: str) -> str | None:
         self._prefix, self._read = self._read, len(self._ids)
         known = len(self.text)
         self.text += new
-        if self._read <= self._min_tokens:
-            return None
-        found = [(at, s) for s in self._stop if (at := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
-        if not found:
+        ends = [(s.text, s.read(new)) for s in self._stops]
+        found = [(known + end - len(text), text) for text, end in ends if end is not None]
+        if not found or self._read <= self._min_tokens:
             return None
         at, stop = min(found)
         self.text = self.text[: at + len(stop) if self._include_stop else at]

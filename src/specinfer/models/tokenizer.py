@@ -198,7 +198,7 @@ class Tokenizer:
             text = self._hf.apply_chat_template(
                 messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(
                 f"the chat template refuses these messages: {_first_line(error)}",
                 hint="most templates want an optional system message, then user and assistant in turn",

@@ -46,3 +46,7 @@ class ServerConfig:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
         if not all(key and key.isascii() and key.isprintable() for key in self.api_keys):
             raise ConfigError("an API key must be printable ASCII and not empty")
+
+    def address(self, port: int) -> str:
+        """The host with a port, as URLs and gRPC write it."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"

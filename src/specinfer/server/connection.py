@@ -11,16 +11,20 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specinfer.server.errors import as_api_error
-from specinfer.server.guard import ClientGone
 
 T = TypeVar("T")
+STREAM_TYPE = "text/event-stream"
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer, or with stream: true its chunks as server-sent events.",
-        "content": {"text/event-stream": {}},
+        "content": {STREAM_TYPE: {}},
     }
 }
 """How OpenAPI describes a route that may stream."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection: there is nobody to answer."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -48,7 +52,7 @@ class EventStream(Response):
     on_end: called once, however the stream ends.
     """
 
-    media_type = "text/event-stream"
+    media_type = STREAM_TYPE
 
     def __init__(self, events: AsyncGenerator[str], on_end: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -72,8 +76,15 @@ class EventStream(Response):
             except OSError:  # the client is gone
                 return
             except Exception as error:
-                await send(body(as_api_error(error).json()))
+                await end_events(send, error)
+                return
             await send({"type": "http.response.body", "body": b""})
+
+
+async def end_events(send: Send, error: Exception) -> None:
+    """The last event of a stream that fails."""
+    await send(body(as_api_error(error).json()))
+    await send({"type": "http.response.body", "body": b""})
 
 
 def body(event: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from specinfer.server.schema import ChatBody, CompletionBody
 logger = logging.getLogger(__name__)
 FIELDS = CompletionBody.model_fields.keys() | ChatBody.model_fields.keys()
 BAD_VALUE = 422
-NOT_BAD_VALUES = ("json_invalid", "extra_forbidden", "missing", "too_long", "too_short")
+NOT_BAD_VALUES = ("unsupported", "json_invalid", "extra_forbidden", "missing", "too_long", "too_short")
 """Mistakes in a body that are no value of a wrong type: 400."""
 STATUSES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
@@ -95,6 +95,8 @@ def invalid_fields(errors: Sequence[Mapping[str, Any]], depth: int) -> ApiError:
         message = "the body is not valid JSON"
     elif field is not None:
         message = f"{field}: {message}"
+    else:
+        message = "the body must be a JSON object, sent with Content-Type: application/json"
     return ApiError(400 if kind in NOT_BAD_VALUES else BAD_VALUE, message, param=field)
 
 

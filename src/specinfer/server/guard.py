@@ -7,15 +7,20 @@ import hmac
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specinfer.server.config import ServerConfig
+from specinfer.server.connection import STREAM_TYPE, ClientGone, end_events
 from specinfer.server.errors import ApiError, as_api_error
 
 logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health", "/ready")
+LAST_EVENT_SECONDS = 5
+"""What a client gets to take the event that its time is over."""
 
 
 class Guard:
@@ -31,12 +36,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        status = 0
+        path = quote(scope["path"])  # whatever a client puts there, it stays one line of the log
+        status, is_stream = 0, False
 
         async def watched_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(STREAM_TYPE)
             await send(message)
 
         try:
@@ -49,14 +56,18 @@ class Guard:
         except ApiError as error:
             await error.response()(scope, receive, watched_send)
         except TimeoutError as error:
-            logger.warning("%s %s took too long", scope["method"], scope["path"])
+            logger.warning("%s %s took too long", scope["method"], path)
             if status == 0:
                 await as_api_error(error).response()(scope, receive, watched_send)
+            elif is_stream:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_EVENT_SECONDS):
+                        await end_events(send, error)
         except ClientGone:
             pass
         finally:
             seconds = time.perf_counter() - start
-            logger.info("%s %s %s %.3f s", scope["method"], scope["path"], status or "gone", seconds)
+            logger.info("%s %s %s %.3f s", scope["method"], path, status or "gone", seconds)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body. One that is too large is read to its end, since a client that still sends would not
@@ -105,10 +116,6 @@ class ApiKeys:
         if scheme.lower() != "bearer" or not any(matches):
             message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-
-class ClientGone(Exception):
-    """The client closed its connection: there is nobody to answer."""
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
-else:
-    Protocol = AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def punctual_protocol(seconds: float) -> type[asyncio.Protocol]:
     """A protocol that closes a connection whose client takes longer to send a request's head, or sends none.
 
     uvicorn has no such limit: it waits for ever, and every waiting connection holds a file. Between two
-    requests its keep-alive timeout counts; from the first byte of the next one, this.
+    requests its keep-alive timeout counts; from the first byte of the next one, this. Always on h11, which
+    limits the size of a head; the parser that uvicorn takes where it is installed, httptools, does not.
     """
 
-    class PunctualProtocol(Protocol):
+    class PunctualProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:

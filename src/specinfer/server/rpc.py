@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -48,22 +49,33 @@ class Inference:
 
     async def generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """The handler of Generate."""
+        start, code = time.perf_counter(), "gone"
         try:
             self._keys.check(str(dict(context.invocation_metadata()).get("authorization", "")))
-            async with (
-                asyncio.timeout(self._config.request_timeout),
-                aclosing(self._responses(request)) as responses,
-            ):
-                async for response in responses:
+            deadline = asyncio.get_running_loop().time() + self._config.request_timeout
+            async with aclosing(self._responses(request)) as responses:
+                while True:
+                    async with asyncio.timeout_at(deadline):  # not around a yield: gRPC would be interrupted
+                        response = await anext(responses, None)
+                    if response is None:
+                        break
                     yield response
+            code = "OK"
         except Exception as error:
-            await context.abort(*as_status(as_api_error(error)))
+            status = as_status(as_api_error(error))
+            code = status[0].name
+            await context.abort(*status)
+        finally:
+            logger.info("gRPC Generate %s %.3f s", code, time.perf_counter() - start)
 
     async def _responses(self, request: Any) -> AsyncGenerator[Any]:
         sampling = fields_of(request)
         params = sampling.sampling_params(
             max_tokens=request.max_tokens if request.HasField("max_tokens") else MAX_TOKENS
         )
+        self._engine.check_room()  # before the work of tokenising
+        if self._config.log_prompts:
+            logger.info("prompt: %r", request.text or list(request.tokens.ids))
         if request.WhichOneof("prompt") == "text":
             prompt = await self._engine.in_worker(self._engine.tokenizer.encode, request.text)
         else:
@@ -148,7 +160,8 @@ async def serve_grpc(engine: AsyncEngine, config: ServerConfig) -> AsyncIterator
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    address = f"{config.host}:{config.grpc_port}"
+    assert config.grpc_port is not None
+    address = config.address(config.grpc_port)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from specinfer.errors import RequestError
 from specinfer.sampling_params import SamplingParams
@@ -136,6 +137,14 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_is_text(cls, part: Any) -> Any:
+        """Say so of images and the like, of which all fields are wrong."""
+        if isinstance(part, dict) and part.get("type", "text") != "text":
+            raise PydanticCustomError("unsupported", "a part of a message can only be text")
+        return part
 
 
 class ToolFunction(Body):
