@@ -30,6 +30,8 @@ def test_a_packed_draft_is_the_draft(tiny_model: Path, other_draft: Path, tmp_pa
         for drafts in ([], [str(file)])
     )
     assert drafted.token_ids == plain.token_ids and drafted.stats.num_draft_tokens > 0
+    alone = LLM(str(file)).generate([[1, 2, 3]], params)[0].outputs[0]  # it has no tokenizer
+    assert len(alone.token_ids) == 24 and alone.text == ""
 
 
 def test_what_is_no_draft_of_ours(tmp_path: Path, write_model: object) -> None:

@@ -43,7 +43,8 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer stored with the weights, None where there is none."""
         if isinstance(self.weights, GGUFFile):
-            return Tokenizer.from_gguf(self.weights)
+            has_one = "tokenizer.ggml.model" in self.weights.metadata
+            return Tokenizer.from_gguf(self.weights) if has_one else None
         if not any((self.path / name).exists() for name in TOKENIZER_FILES):
             return None
         return Tokenizer.from_directory(self.path)

@@ -352,7 +352,7 @@ def _eos_token_ids(path: Path) -> list[int]:
     """`eos_token_id` of a configuration file, one id or several; none if there is no such file."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter in a GGUF file
         return []
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: {_first_line(error)}", hint="fetch the file again") from error
