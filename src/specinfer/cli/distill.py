@@ -31,7 +31,15 @@ def distill(
             help="JSON lines, or plain text to go on with; built-in prompts unless given.", metavar="FILE"
         ),
     ] = None,
-    num_prompts: Annotated[int, Option(help="How many built-in prompts.")] = 4000,
+    num_prompts: Annotated[int, Option(help="How many built-in prompts.")] = 2000,
+    num_questions: Annotated[
+        int | None,
+        Option(
+            help="How many questions more the target asks itself. 2000 beside built-in prompts where it has "
+            "a chat template, else 0.",
+            show_default=False,
+        ),
+    ] = None,
     max_tokens: Annotated[int, Option(help="Longest answer.")] = 192,
     size: Annotated[str, Option(help="Parameters of the draft, in millions.", metavar="7m")] = "7m",
     vocab: Annotated[int, Option(help="Tokens of the target's that the draft works on.")] = 16384,
@@ -64,6 +72,7 @@ def distill(
         target=target,
         prompts=prompts,
         num_prompts=num_prompts,
+        num_questions=num_questions,
         max_tokens=max_tokens,
         size=size,
         vocab_size=vocab,

@@ -99,7 +99,14 @@ class AnswerFile:
 
 
 def write_answers(
-    llm: LLM, todo: Sequence[Job], file: AnswerFile, *, max_tokens: int, max_num_seqs: int, quiet: bool
+    llm: LLM,
+    todo: Sequence[Job],
+    file: AnswerFile,
+    *,
+    max_tokens: int,
+    max_num_seqs: int,
+    quiet: bool,
+    what: str = "writing",
 ) -> dict[int, Answer]:
     """Answer what is missing in `file`; returns all of it. Raises Interrupted after Ctrl-C: nothing is lost.
 
@@ -112,7 +119,7 @@ def write_answers(
     num_tokens = 0
     with (
         catch_interrupt() as interrupt,
-        Meter("writing", len(todo), start=num_before, quiet=quiet) as meter,
+        Meter(what, len(todo), start=num_before, quiet=quiet) as meter,
         open_for_append(file.path) as sink,
         closing(finished(llm, left, max_tokens, QUEUED_PER_SEQ * max_num_seqs)) as written,
     ):

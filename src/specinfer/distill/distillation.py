@@ -24,6 +24,7 @@ from specinfer.distill.inheritance import has_llama_layers, sample_rows
 from specinfer.distill.judge import paces
 from specinfer.distill.lessons import Lesson, make_lessons
 from specinfer.distill.prompts import PARTS, Part, Prompt, part_of, read_prompts, takes_chat
+from specinfer.distill.questions import own_questions
 from specinfer.distill.seeds import built_in_prompts
 from specinfer.distill.settings import DistillSettings
 from specinfer.distill.shape import HEAD_DIM, Shape, parse_size, shape_of
@@ -82,9 +83,10 @@ class Distillation:
             else read_prompts(settings.prompts)
         )
         self._prompts: list[Prompt] = prompts
+        self._num_questions = settings.questions(takes_chat(tokenizer))
         claims = {
-            out / "training" / "settings.json": settings.training_record(prompts),
-            self.data / "settings.json": settings.data_record(prompts),
+            out / "training" / "settings.json": settings.training_record(prompts, self._num_questions),
+            self.data / "settings.json": settings.data_record(prompts, self._num_questions),
         }
         if out.exists() and not (out / "training").is_dir() and (out.is_file() or any(out.iterdir())):
             raise ConfigError(f"{out} holds something else", hint="name a new directory, or an earlier run's")
@@ -110,22 +112,28 @@ class Distillation:
         is_chat = takes_chat(llm.tokenizer)
         if not is_chat:
             logger.warning("%s has no chat template: it is given conversations as plain text", s.target)
+        prompts = [*self._prompts]
+        if self._num_questions:
+            questions = AnswerFile(self.data / "questions.jsonl")
+            prompts += own_questions(
+                llm, self._num_questions, s.seed, questions, max_num_seqs=s.max_num_seqs, quiet=self._quiet
+            )
         asked = {}
-        for number, prompt in enumerate(self._prompts):
+        for number, prompt in enumerate(prompts):
             ids = prompt.token_ids(llm.tokenizer, is_chat)
             try:
                 llm.engine.check(ids, SamplingParams(max_tokens=s.max_tokens))
             except RequestError:
                 continue  # longer than the context
             asked[number] = (prompt.kind, ids)
-        if len(asked) < len(self._prompts):
-            num_left_out = len(self._prompts) - len(asked)
-            logger.warning("%d of %d prompts are left out: too long", num_left_out, len(self._prompts))
+        if len(asked) < len(prompts):
+            num_left_out = len(prompts) - len(asked)
+            logger.warning("%d of %d prompts are left out: too long", num_left_out, len(prompts))
         found = Counter(part_of(ids) for _, ids in asked.values())
         for part in PARTS:
             if not found[part]:
                 raise ConfigError(
-                    f"{len(asked)} of {len(self._prompts)} prompts fit the context with answers of "
+                    f"{len(asked)} of {len(prompts)} prompts fit the context with answers of "
                     f"{s.max_tokens} tokens, and none of them is for {part}, which takes 1 in 20",
                     hint="give more prompts, 100 at least",
                 )
@@ -220,7 +228,7 @@ class Distillation:
         if s.num_members > 1:
             setups |= {f"members 1 to {s.num_members}": members, "larger": drafts[-1:]}
         record: dict[str, Any] = {
-            **s.training_record(self._prompts),
+            **s.training_record(self._prompts, self._num_questions),
             "machine": f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
             "num_lessons": len(training),
             "num_training_tokens": sum(lesson.text.num_rows for lesson in training),

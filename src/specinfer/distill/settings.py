@@ -13,22 +13,27 @@ from specinfer.distill.prompts import Prompt, digest
 from specinfer.distill.shape import parse_size
 from specinfer.errors import ConfigError
 
+NUM_QUESTIONS = 2000
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
     """Validated on construction.
 
     target: as EngineConfig.model. prompts: a file for `read_prompts`, None for the built-in ones, of which
-    num_prompts are drawn. max_tokens: longest answer. size: millions of parameters, as in "7m". init: a
-    draft to go on from, instead of a size and a vocabulary. vocab_size: tokens that the draft works on.
-    num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning rate of None is 2e-3 for a fresh
-    draft and 5e-4 for one to go on from. num_members: drafts that cover each other. seed: of prompts, noise,
-    weights and order. device, max_num_seqs: as EngineConfig; they change no result on a CPU.
+    num_prompts are drawn. num_questions: what the target asks itself, besides; None is 2000 beside built-in
+    prompts where the target has a chat template, else 0. max_tokens: longest answer. size: millions of
+    parameters, as in "7m". init: a draft to go on from, instead of a size and a vocabulary. vocab_size:
+    tokens that the draft works on. num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning
+    rate of None is 2e-3 for a fresh draft and 5e-4 for one to go on from. num_members: drafts that cover each
+    other. seed: of prompts, noise, weights and order. device, max_num_seqs: as EngineConfig; they change no
+    result on a CPU.
     """
 
     target: str
     prompts: Path | None = None
-    num_prompts: int = 4000
+    num_prompts: int = 2000
+    num_questions: int | None = None
     max_tokens: int = 192
     size: str = "7m"
     init: Path | None = None
@@ -50,6 +55,8 @@ class DistillSettings:
                 f"max_tokens is {self.max_tokens}; of a text at most {MAX_CONTEXT} tokens are learnt from",
                 hint=f"lower it to {MAX_CONTEXT} or less",
             )
+        if self.num_questions is not None and self.num_questions < 0:
+            raise ConfigError(f"num_questions must not be negative, got {self.num_questions}")
         parse_size(self.size)
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, got {self.seed}")
@@ -66,21 +73,32 @@ class DistillSettings:
         """The learning rate meant."""
         return self.learning_rate or (2e-3 if self.init is None else 5e-4)
 
-    def data_record(self, prompts: list[Prompt]) -> dict[str, Any]:
+    def questions(self, is_chat: bool) -> int:
+        """How many are meant. is_chat: whether the target has a chat template. Raises ConfigError."""
+        if self.num_questions is None:
+            return NUM_QUESTIONS if is_chat and self.prompts is None else 0
+        if self.num_questions and not is_chat:
+            raise ConfigError(
+                f"{self.target} has no chat template to ask questions in", hint="leave --num-questions out"
+            )
+        return self.num_questions
+
+    def data_record(self, prompts: list[Prompt], num_questions: int) -> dict[str, Any]:
         """What decides the answers."""
         return {
             "target": self.target,
             "source": "built-in" if self.prompts is None else self.prompts.name,
             "prompts": digest(prompts),
+            "num_questions": num_questions,
             "temperatures": list(TEMPERATURES),
             "max_tokens": self.max_tokens,
             "seed": self.seed,
         }
 
-    def training_record(self, prompts: list[Prompt]) -> dict[str, Any]:
+    def training_record(self, prompts: list[Prompt], num_questions: int) -> dict[str, Any]:
         """What decides the drafts."""
         return {
-            "data": self.data_record(prompts),
+            "data": self.data_record(prompts, num_questions),
             "size": self.size if self.init is None else None,
             "init": None if self.init is None else str(self.init),
             "vocab_size": self.vocab_size if self.init is None else None,
