@@ -47,13 +47,14 @@ def main() -> None:
     if args.openvino:
         ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
     generator = torch.Generator().manual_seed(0)
-    print(f"{'way':20}" + "".join(f"{length:>10}" for length in args.lengths))
     speeds: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for _ in range(args.repeats + 1):
+    for repeat in range(args.repeats + 1):
         for length in args.lengths:
             prompt = torch.randint(100, 40000, (length,), generator=generator).tolist()
             for name, way in ways.items():
                 speeds[name, length].append(length / way(prompt, 1).seconds_to_first)
+        print(f"round {repeat} of {args.repeats}", flush=True)
+    print(f"{'way':20}" + "".join(f"{length:>10}" for length in args.lengths))
     for name in ways:  # the first of each warms up
         print(
             f"{name:20}"
