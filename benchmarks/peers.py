@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import time
@@ -26,6 +27,26 @@ class Sample:
 
 END = 2  # SmolLM2's <|im_end|>
 Way = Callable[[list[int], int], Sample]
+
+
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """What `peer_ways` reads, besides `threads`."""
+    parser.add_argument("--peer", action="store_true", help="transformers' generate in the same run")
+    parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL", help="llama.cpp's servers")
+    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "MODEL"), help="see openvino_way")
+
+
+def peer_ways(args: argparse.Namespace) -> dict[str, Way]:
+    """The peers that were asked for, by name."""
+    ways: dict[str, Way] = {}
+    if args.peer:
+        ways["transformers bf16"] = transformers_way(torch.bfloat16)
+        ways["transformers fp32"] = transformers_way(torch.float32)
+    for name, url in (server.split("=", 1) for server in args.llama):
+        ways[name] = llama_way(url)
+    if args.openvino:
+        ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
+    return ways
 
 
 def transformers_way(dtype: torch.dtype) -> Way:

@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 
 import torch
-from peers import Way, llama_way, openvino_way, transformers_way
+from peers import Way, add_peer_options, peer_ways
 from speed import engine_way
 
 from specinfer import LLM
@@ -27,9 +27,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 2048])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peer", action="store_true", help="transformers in the same run")
-    parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
-    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "MODEL"))
+    add_peer_options(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     longest = max(args.lengths) + 8
@@ -39,13 +37,7 @@ def main() -> None:
         )
         for name, options in WAYS.items()
     }
-    if args.peer:
-        ways["transformers bf16"] = transformers_way(torch.bfloat16)
-        ways["transformers fp32"] = transformers_way(torch.float32)
-    for name, url in (server.split("=", 1) for server in args.llama):
-        ways[name] = llama_way(url)
-    if args.openvino:
-        ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
+    ways |= peer_ways(args)
     generator = torch.Generator().manual_seed(0)
     speeds: dict[tuple[str, int], list[float]] = defaultdict(list)
     for repeat in range(args.repeats + 1):

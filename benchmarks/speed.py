@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peers import Sample, Way, llama_way, openvino_way, transformers_way
+from peers import Sample, Way, add_peer_options, peer_ways
 from random_model import random_model
 
 from specinfer import LLM, SamplingParams
@@ -111,9 +111,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
-    parser.add_argument("--peer", action="store_true", help="transformers' generate in the same run")
-    parser.add_argument("--llama", nargs="+", default=[], metavar="NAME=URL")
-    parser.add_argument("--openvino", nargs=2, metavar=("PYTHON", "MODEL"))
+    add_peer_options(parser)
     parser.add_argument("--trees", nargs="+", default=[*CHAINS, *TREES])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -143,13 +141,7 @@ def main() -> None:
         ngram, merged = build("ngram"), build(draft, "ngram")
         ways |= {f"ngram <{tree}>": engine_way(ngram, tree) for tree in ("1,1,1,1", AUTO_TREE)}
         ways |= {f"merged <{tree}>": engine_way(merged, tree, 2) for tree in ("1,1", "2,1", AUTO_TREE)}
-    if args.peer:
-        ways["transformers bf16"] = transformers_way(torch.bfloat16)
-        ways["transformers fp32"] = transformers_way(torch.float32)
-    for name, url in (server.split("=", 1) for server in args.llama):
-        ways[name] = llama_way(url)
-    if args.openvino:
-        ways["OpenVINO"] = openvino_way(*args.openvino, args.threads)
+    ways |= peer_ways(args)
     prompts = load_prompts(args, plain.engine.tokenizer)
     for way in ways.values():
         way(prompts[0][1], 8)

@@ -122,7 +122,7 @@ void quantize(const float* x, int inputs, Type type, void* to) {
   }
 }
 
-// R rows by P neighbouring panels.
+// R rows by P neighbouring panels; of nibbles one.
 template <Type T, int R, int P>
 void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
   const int64_t inputs = a.linear->inputs, steps = block_inputs(T) / 4, bytes = panel_bytes(T, inputs, PANEL);
@@ -145,35 +145,29 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
     I sum_lo[P][R], sum_hi[P][R];
     w += block_numbers(T) * PANEL;
     if constexpr (has_nibbles(T)) {
-      NibbleSums s_lo[P][R], s_hi[P][R];
+      static_assert(P == 1);
+      NibbleSums s_lo[R], s_hi[R];
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p)
-          s_lo[p][r] = s_hi[p][r] = start_sums(
-              T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
+        s_lo[r] = s_hi[r] = start_sums(
+            T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
 #pragma GCC unroll 2
       for (int64_t k = 0; k < steps; ++k, w += 2 * PANEL, q += 4, ahead += ahead_step) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-          const U both = *reinterpret_cast<const U*>(w + p * bytes);
-          const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
-          __builtin_prefetch(ahead + p * bytes, 0, 2);
+        const U both = *reinterpret_cast<const U*>(w);
+        const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
+        __builtin_prefetch(ahead, 0, 2);
 #pragma GCC unroll 12
-          for (int r = 0; r < R; ++r) {
-            const I v = splat_word(q + r * a.x_stride);
-            s_lo[p][r] = add_quads(s_lo[p][r], low, v);
-            s_hi[p][r] = add_quads(s_hi[p][r], high, v);
-          }
+        for (int r = 0; r < R; ++r) {
+          const I v = splat_word(q + r * a.x_stride);
+          s_lo[r] = add_quads(s_lo[r], low, v);
+          s_hi[r] = add_quads(s_hi[r], high, v);
         }
       }
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-          sum_lo[p][r] = total(s_lo[p][r]);
-          sum_hi[p][r] = total(s_hi[p][r]);
-        }
+      for (int r = 0; r < R; ++r) {
+        sum_lo[0][r] = total(s_lo[r]);
+        sum_hi[0][r] = total(s_hi[r]);
+      }
     } else {
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r)

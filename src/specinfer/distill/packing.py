@@ -12,12 +12,7 @@ from specinfer.errors import ConfigError
 from specinfer.models.config import ModelConfig
 from specinfer.models.loader import Checkpoint, open_checkpoint
 
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-Q8_0 = gguf.GGMLQuantizationType.Q8_0
+F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 
 
 def pack(directory: Path, file: Path) -> None:
@@ -29,17 +24,11 @@ def pack(directory: Path, file: Path) -> None:
         raise ConfigError(f"{directory} is no draft of ours", hint="name one that specinfer distill made")
     writer = gguf.GGUFWriter(file, "llama")
     write_config(writer, config)
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
-    if not config.tie_embeddings:
-        names["lm_head"] = "output"
-    for i in range(config.num_layers):
-        names |= {f"model.layers.{i}.{ours}": f"blk.{i}.{theirs}" for ours, theirs in LAYER_NAMES.items()}
-    for ours, theirs in names.items():
-        values = ordered(draft, ours).numpy()
-        if values.ndim == 1:
-            writer.add_tensor(f"{theirs}.weight", values)
-        else:
-            writer.add_tensor(f"{theirs}.weight", gguf.quantize(values, Q8_0), raw_dtype=Q8_0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
+    for name in draft.weights.names():
+        values = ordered(draft, name).numpy()
+        kind = F32 if values.ndim == 1 else Q8_0
+        writer.add_tensor(names.get_name(name, (".weight",)), gguf.quantize(values, kind), raw_dtype=kind)
     if draft.draft_vocab is not None:
         writer.add_tensor("d2t", draft.draft_vocab.astype(np.int32))
     writer.write_header_to_file()
@@ -65,8 +54,8 @@ def write_config(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 
 def ordered(draft: Checkpoint, name: str) -> torch.Tensor:
     """A weight in fp32, in GGUF's order: rotary pairs of q and k adjacent."""
-    values = draft.weights.get(f"{name}.weight").float()
-    if name.rpartition(".")[2] not in ("q_proj", "k_proj"):
+    values = draft.weights.get(name).float()
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return values
     halves = values.view(-1, 2, draft.config.head_dim // 2, values.shape[1])
     return halves.transpose(1, 2).reshape(values.shape).contiguous()
