@@ -85,11 +85,11 @@ def test_lessons_leave_memory_with_their_shard(tiny_model, tmp_path, monkeypatch
     monkeypatch.setattr(lessons, "ANSWERS_PER_SHARD", 2)
     score, seen = lessons.score, []
 
-    def watched(llm, answers):
+    def watched(*arguments):
         assert sum(lesson() is not None for lesson in seen) <= 1  # the last one still has a name
-        for lesson in score(llm, answers):
+        for lesson, hidden in score(*arguments):
             seen.append(weakref.ref(lesson))
-            yield lesson
+            yield lesson, hidden
 
     monkeypatch.setattr(lessons, "score", watched)
     answers = [Answer(i, "chat", 0.0, [1, 2, i], [3, i]) for i in range(6)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -100,9 +101,9 @@ def test_interrupted_and_resumed_is_uninterrupted(finished, distil, tmp_path, mo
     assert_same(resumed, finished)
 
 
-def test_killed_at_every_whole_file_and_resumed(finished, distil, tmp_path, monkeypatch):
-    monkeypatch.setattr(distillation, "paces", lambda *_, **__: [])
-    replace, is_killed, num_kills = os.replace, [], 0
+def run_with_kills(make, monkeypatch):
+    """Run until the end, dying at each whole file the first time. -> the distillation, times died."""
+    replace, is_killed = os.replace, []
 
     def killed(source, target):
         """Dies at the first file that an earlier life has not survived writing."""
@@ -114,11 +115,16 @@ def test_killed_at_every_whole_file_and_resumed(finished, distil, tmp_path, monk
     monkeypatch.setattr(storage.os, "replace", killed)
     while True:
         try:
-            resumed = distil(tmp_path / "draft")
-            resumed.run()
-            break
+            run = make()
+            run.run()
+            return run, len(is_killed)
         except Killed:
-            num_kills += 1
+            pass
+
+
+def test_killed_at_every_whole_file_and_resumed(finished, distil, tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation, "paces", lambda *_, **__: [])
+    resumed, num_kills = run_with_kills(lambda: distil(tmp_path / "draft"), monkeypatch)
     assert num_kills >= 10
     assert_same(resumed, finished)
 
@@ -184,6 +190,41 @@ def test_members_cover_what_others_miss(distil, finished, tmp_path):
     assert "Together" in (run.out / "README.md").read_text()
 
 
+@pytest.fixture(scope="module")
+def reads_features(distil, finished, tmp_path_factory):
+    """One with --features, on the answers and lessons of `finished`."""
+    directory = tmp_path_factory.mktemp("features")
+    shutil.copytree(finished.data, directory / "data")
+    whole = distil(directory / "draft", directory / "data", features=True, size=None)
+    whole.run()
+    return whole
+
+
+def test_features_are_added_to_lessons_that_have_none(reads_features, finished):
+    names = {path.name for path in reads_features.data.glob("*.safetensors")}
+    assert names == {f"{kind}-0000{i}.safetensors" for kind in ("lessons", "features") for i in range(2)}
+    for path in finished.data.glob("*.safetensors"):
+        assert (reads_features.data / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_draft_with_features_survives_interrupts_and_kills(
+    reads_features, finished, distil, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(distillation, "paces", lambda *_, **__: [])
+    shutil.copytree(finished.data, tmp_path / "data", ignore=shutil.ignore_patterns("*.safetensors"))
+
+    def again():
+        return distil(tmp_path / "draft", tmp_path / "data", features=True, size=None)
+
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, Trainer, "_one_step", 4)
+        with pytest.raises(Interrupted, match="the same command resumes"):
+            again().run()
+    resumed, num_kills = run_with_kills(again, monkeypatch)
+    assert num_kills >= 6
+    assert_same(resumed, reads_features)
+
+
 def test_a_draft_is_trained_further(distil, finished, tmp_path):
     run = distil(tmp_path / "further", finished.data, init=finished.out, num_epochs=1)
     run.train(run.write())
@@ -215,6 +256,8 @@ def test_a_target_without_chat_template_and_a_whole_vocabulary(distil, write_mod
         ({"max_tokens": 2000}, "at most 1024"),
         ({"learning_rate": 2.0}, "learning_rate"),
         ({"num_members": 2, "init": "x"}, "--init or --members"),
+        ({"features": True}, "--size or --features"),
+        ({"features": True, "size": None, "num_members": 2}, "no members"),
         ({"max_tokens": 600}, "none of them is for train"),
     ],
 )

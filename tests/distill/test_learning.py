@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from specinfer import LLM, ConfigError
-from specinfer.distill.batches import MICRO_TOKENS, micro_batch, micro_batches, steps, text_lengths
+from specinfer.distill.batches import (
+    MICRO_TOKENS,
+    MicroBatch,
+    micro_batch,
+    micro_batches,
+    steps,
+    text_lengths,
+)
 from specinfer.distill.boost import FOUND_WEIGHT, boost_weights, compare
 from specinfer.distill.curve import curve
 from specinfer.distill.forcing import Text, forced_logits
@@ -20,18 +28,26 @@ from specinfer.distill.lessons import Lesson
 from specinfer.distill.loss import top_k_loss
 from specinfer.distill.schedule import LAST_SHARE, learning_rate
 from specinfer.distill.shape import MIN_LAYERS, SLACK, Shape, parse_size, shape_of
-from specinfer.distill.student import Student
+from specinfer.distill.token_student import TokenStudent
 from specinfer.distill.vocabulary import draft_ids
 from specinfer.models.loader import open_checkpoint
+
+
+class Numbered(NamedTuple):
+    """Features that say which token they are of: 1 of the first."""
+
+    num_tokens: int
+
+    def read(self):
+        return np.arange(1, self.num_tokens, dtype=np.float16)[:, None]
 
 
 def lesson(num_prompt, num_answer, seed=0, k=4, vocab=50):
     rng = np.random.default_rng(seed)
     top_ids = np.array([rng.permutation(vocab)[:k] for _ in range(num_answer)], np.int32)
     logprobs = np.log(rng.dirichlet(np.ones(k + 1), num_answer)[:, :k]).astype(np.float16)
-    return Lesson(
-        "k", 0.0, Text(rng.integers(0, vocab, num_prompt + num_answer), num_prompt), top_ids, logprobs
-    )
+    text = Text(rng.integers(0, vocab, num_prompt + num_answer), num_prompt)
+    return Lesson("k", 0.0, text, top_ids, logprobs, Numbered(len(text.tokens)))
 
 
 def test_the_rate_goes_up_and_down():
@@ -91,9 +107,10 @@ def test_a_student_of_the_targets_shape_is_the_target(write_model, tmp_path):
     )  # others are in the embedding and the head both, which is not exact
     save_file(weights, path / "model.safetensors")
     shape = Shape(300, 64, 3, head_dim=8)
-    student = Student.fresh(shape, None, open_checkpoint(path), seen_rows(path, 3), seed=0)
+    student = TokenStudent.fresh(shape, None, open_checkpoint(path), seen_rows(path, 3), seed=0)
     [expected] = forced_logits(LLM(str(path), device="cpu", dtype="float32"), [Text(np.arange(41), 1)])
-    found = student.logits(torch.arange(40)[None], torch.arange(40))
+    nothing = torch.empty(0)
+    found = student.logits(MicroBatch(torch.arange(40)[None], torch.arange(40), nothing, nothing, nothing))
     assert torch.allclose(found, expected, atol=1e-3 * expected.std())
 
 
@@ -101,7 +118,7 @@ def test_a_student_of_the_targets_shape_is_the_target(write_model, tmp_path):
 def test_a_fresh_student_is_named_by_its_seed_and_has_the_size_said(tiny_model, write_model, tmp_path, tied):
     path = write_model(tmp_path / "target", tie_word_embeddings=tied)
     shape, vocab, rows = shape_of(200_000, 280), np.arange(20, 300), seen_rows(path, 3)
-    students = [Student.fresh(shape, vocab, open_checkpoint(path), rows, seed) for seed in (1, 1, 2)]
+    students = [TokenStudent.fresh(shape, vocab, open_checkpoint(path), rows, seed) for seed in (1, 1, 2)]
     states = [torch.cat([p.detach().flatten() for p in s.model.parameters()]) for s in students]
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
@@ -139,9 +156,10 @@ def test_every_answer_is_learnt_from_once_after_its_own_tokens(sizes):
     lessons = [lesson(a, b, seed) for seed, (a, b) in enumerate(sizes)]
     weights = [np.full(x.text.num_rows, i + 1, np.float32) for i, x in enumerate(lessons)]
     ids = draft_ids(np.arange(5, 50), 50)
+    fed = np.arange(50)[::-1]
     seen = []
     for members in micro_batches(text_lengths(lessons), np.arange(len(lessons))):
-        batch = micro_batch([lessons[i] for i in members], [weights[i] for i in members], ids)
+        batch = micro_batch([lessons[i] for i in members], [weights[i] for i in members], ids, fed)
         assert len(members) == 1 or batch.token_ids.numel() <= MICRO_TOKENS
         row = 0
         for place, i in enumerate(members):
@@ -150,8 +168,9 @@ def test_every_answer_is_learnt_from_once_after_its_own_tokens(sizes):
                 at = int(batch.rows[row])
                 assert at // length == place
                 known = batch.token_ids[place, : at % length + 1]
-                expected = np.maximum(ids[text.tokens[: text.num_prompt + j]], 0)
-                assert known.tolist() == expected.tolist()
+                assert known.tolist() == fed[text.tokens[: text.num_prompt + j]].tolist()
+                features = batch.features[place, : at % length + 1, 0]
+                assert features.tolist() == list(range(text.num_prompt + j))
                 assert batch.top_ids[row].tolist() == ids[lessons[i].top_ids[j]].tolist()
                 assert float(batch.weights[row]) == i + 1
                 row += 1
@@ -162,9 +181,10 @@ def test_every_answer_is_learnt_from_once_after_its_own_tokens(sizes):
 def test_long_texts_keep_their_end(monkeypatch):
     monkeypatch.setattr("specinfer.distill.batches.MAX_CONTEXT", 6)
     one = lesson(4, 9)
-    batch = micro_batch([one], [np.ones(9, np.float32)], np.arange(50))
+    batch = micro_batch([one], [np.ones(9, np.float32)], np.arange(50), np.arange(50))
     assert batch.token_ids[0].tolist() == one.text.tokens[6:12].tolist()
     assert batch.top_ids.tolist() == one.top_ids[-6:].tolist()
+    assert batch.features[0, :, 0].tolist() == [6, 7, 8, 9, 10, 11]  # of the token before each
 
 
 def test_epochs_have_every_lesson_once_in_another_order():
@@ -198,19 +218,19 @@ def test_the_target_is_its_own_perfect_draft(tiny_model):
     rng = np.random.default_rng(0)
     texts = [Text(rng.integers(0, 300, 12), 4), Text(rng.integers(0, 300, 600), 590)]
     wanted = [text.tokens[text.num_prompt :] for text in texts]
-    ranks = draft_ranks(tiny_model, texts, wanted, 300, "cpu")
+    ranks = draft_ranks(str(tiny_model), tiny_model, texts, wanted, 300, "cpu")
     assert [len(row) for row in ranks] == [8, 10]
     assert set(ranks[1].tolist()) == {MISS}  # longer than its context
     [logits] = forced_logits(LLM(str(tiny_model), device="cpu"), texts[:1])
     best = [logits.argmax(dim=1).numpy()]
-    assert draft_ranks(tiny_model, texts[:1], best, 300, "cpu")[0].tolist() == [0] * 8
+    assert draft_ranks(str(tiny_model), tiny_model, texts[:1], best, 300, "cpu")[0].tolist() == [0] * 8
 
 
-def test_a_draft_on_a_subset_is_fed_and_read_in_its_own_ids(other_draft):
+def test_a_draft_on_a_subset_is_fed_and_read_in_its_own_ids(tiny_model, other_draft):
     vocab = open_checkpoint(other_draft).draft_vocab
     outside = int(np.setdiff1d(np.arange(300), vocab)[0])
     text = Text(np.array([int(vocab[5]), outside, int(vocab[7]), outside]), 2)
-    [row] = draft_ranks(other_draft, [text], [text.tokens[2:]], 300, "cpu")
+    [row] = draft_ranks(str(tiny_model), other_draft, [text], [text.tokens[2:]], 300, "cpu")
     assert row[0] < 200
     assert row[1] == MISS
 

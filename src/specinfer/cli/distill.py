@@ -41,7 +41,19 @@ def distill(
         ),
     ] = None,
     max_tokens: Annotated[int, Option(help="Longest answer.")] = 192,
-    size: Annotated[str, Option(help="Parameters of the draft, in millions.", metavar="7m")] = "7m",
+    size: Annotated[
+        str | None,
+        Option(
+            help="Parameters of the draft, in millions. 7m unless given.", metavar="7m", show_default=False
+        ),
+    ] = None,
+    features: Annotated[
+        bool,
+        Option(
+            "--features",
+            help="Make a draft of one layer that reads the target's hidden rows, for a Llama; has no --size.",
+        ),
+    ] = False,
     vocab: Annotated[int, Option(help="Tokens of the target's that the draft works on.")] = 16384,
     init: Annotated[
         Path | None,
@@ -75,6 +87,7 @@ def distill(
         num_questions=num_questions,
         max_tokens=max_tokens,
         size=size,
+        features=features,
         vocab_size=vocab,
         init=init,
         num_epochs=epochs,

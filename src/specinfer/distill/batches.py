@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ MICRO_TOKENS = 2048
 class MicroBatch:
     """Texts padded on the right to one length, and what is known of the tokens after `rows`.
 
-    token_ids: [texts, length] draft ids. rows: [n] into the flattened tokens. top_ids: [n, k] draft ids, -1
-    where the student has no such token. top_probs: [n, k]. weights: [n].
+    token_ids: [texts, length] as the student is fed them. rows: [n] into the flattened tokens. top_ids: [n,
+    k] draft ids, -1 where the student has no such token. top_probs: [n, k]. weights: [n]. features: [texts,
+    length, hidden] the target's last hidden row of the position before each, 0 before the first; fp16 until
+    they are used; None where the lessons have none.
     """
 
     token_ids: torch.Tensor
@@ -30,23 +32,27 @@ class MicroBatch:
     top_ids: torch.Tensor
     top_probs: torch.Tensor
     weights: torch.Tensor
+    features: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        tensors = (self.token_ids, self.rows, self.top_ids, self.top_probs, self.weights)
-        return MicroBatch(*(tensor.to(device) for tensor in tensors))
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return MicroBatch(**{name: x.to(device) for name, x in tensors.items() if x is not None})
 
 
 def micro_batch(
-    lessons: Sequence[Lesson], weights: Sequence[NDArray[np.float32]], draft_ids: NDArray[np.int64]
+    lessons: Sequence[Lesson],
+    weights: Sequence[NDArray[np.float32]],
+    draft_ids: NDArray[np.int64],
+    fed_ids: NDArray[np.int64],
 ) -> MicroBatch:
-    """weights: [answer] for each lesson. draft_ids: [target vocabulary], see vocabulary.draft_ids."""
+    """weights: [answer] for each lesson. draft_ids, fed_ids: [target vocabulary], see Student."""
     # The last token is learnt, not read.
     texts = [lesson.text.tokens[:-1][-MAX_CONTEXT:] for lesson in lessons]
     length = max(len(text) for text in texts)
     token_ids = np.zeros((len(texts), length), np.int64)
     rows, kept = [], []
     for i, (lesson, text) in enumerate(zip(lessons, texts, strict=True)):
-        token_ids[i, : len(text)] = np.maximum(draft_ids[text], 0)
+        token_ids[i, : len(text)] = fed_ids[text]
         n = min(lesson.text.num_rows, len(text))
         rows.append(i * length + np.arange(len(text) - n, len(text)))
         kept.append(n)
@@ -58,7 +64,22 @@ def micro_batch(
         torch.from_numpy(draft_ids[top_ids]),
         torch.from_numpy(np.exp(top_logprobs.astype(np.float32))),
         torch.from_numpy(np.concatenate([w[-n:] for w, n in zip(weights, kept, strict=True)])),
+        features_before(lessons, texts, length),
     )
+
+
+def features_before(
+    lessons: Sequence[Lesson], texts: Sequence[NDArray[np.int64]], length: int
+) -> torch.Tensor | None:
+    """MicroBatch.features. texts: the tokens that are read of each lesson, which are its last but one."""
+    rows = [lesson.features.read() for lesson in lessons if lesson.features is not None]
+    if not rows:
+        return None
+    result = np.zeros((len(texts), length, rows[0].shape[1]), np.float16)
+    for into, text, own in zip(result, texts, rows, strict=True):
+        before = own[:-1][-len(text) :]
+        into[len(text) - len(before) : len(text)] = before
+    return torch.from_numpy(result)
 
 
 def micro_batches(lengths: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -7,6 +7,11 @@ from typing import Any
 
 from specinfer.distill.hits import DEPTHS, WIDTHS
 
+FEATURES_NOTE = (
+    "It reads the hidden rows of {target}, and that model's embedding and head are its own, which are not in "
+    "here: it is a draft for this very model and no other."
+)
+
 
 def model_card(record: Mapping[str, Any]) -> str:
     """Markdown with the metadata that hubs read. record: as `distill` writes it to judged.json."""
@@ -16,6 +21,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         f"# A draft for {target}",
         f'Made by `specinfer distill`. Use it with `LLM("{target}", drafts=["..."])`: it guesses, the target '
         "decides, and the text is the target's to the last token.",
+        *([FEATURES_NOTE.format(target=target)] if record["reads_features"] else []),
         "## Where it comes from",
         f"- Trained on what {target} wrote itself: {record['num_lessons']} answers, "
         f"{record['num_training_tokens']} tokens, at temperatures {_list(record['data']['temperatures'])}, "

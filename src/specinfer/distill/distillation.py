@@ -6,7 +6,7 @@ import json
 import logging
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ from specinfer.distill.answers import AnswerFile, jobs, write_answers
 from specinfer.distill.boost import boost_weights, compare, forward_milliseconds
 from specinfer.distill.card import model_card
 from specinfer.distill.curve import curve
+from specinfer.distill.feature_student import FeatureStudent, draft_config
+from specinfer.distill.features import root_mean_square
 from specinfer.distill.hits import coverage, draft_ranks
 from specinfer.distill.inheritance import has_llama_layers, sample_rows
 from specinfer.distill.judge import paces
@@ -29,7 +31,8 @@ from specinfer.distill.seeds import built_in_prompts
 from specinfer.distill.settings import DistillSettings
 from specinfer.distill.shape import HEAD_DIM, Shape, parse_size, shape_of
 from specinfer.distill.storage import check_settings, make_directory, write_json, write_whole
-from specinfer.distill.student import Student
+from specinfer.distill.student import Student, open_draft
+from specinfer.distill.token_student import TokenStudent
 from specinfer.distill.trainer import Trainer, TrainSettings
 from specinfer.distill.vocabulary import choose_vocab, token_counts
 from specinfer.engine.build import resolve_device
@@ -73,10 +76,12 @@ class Distillation:
             raise ConfigError(f"{settings.target} has no tokenizer to read prompts with")
         self._end_token_ids = tokenizer.eos_token_ids
         self._vocab_size = min(settings.vocab_size, self.target.config.vocab_size)
-        if settings.init is None:
+        if settings.features:
+            draft_config(self.target, None)
+        elif settings.init is None:
             self._shape(1)
-        else:
-            Student.from_directory(settings.init, self.target)
+        if settings.init is not None:
+            open_draft(settings.init, self.target, reads_features=settings.features)
         prompts = (
             built_in_prompts(settings.num_prompts, settings.seed)
             if settings.prompts is None
@@ -142,29 +147,17 @@ class Distillation:
         answers = write_answers(
             llm, todo, file, max_tokens=s.max_tokens, max_num_seqs=s.max_num_seqs, quiet=self._quiet
         )
-        return make_lessons(llm, [answers[job.index] for job in todo], self.data, quiet=self._quiet)
+        layer = self.target.config.num_layers - 1 if s.features else None
+        return make_lessons(
+            llm, [answers[job.index] for job in todo], self.data, layer=layer, quiet=self._quiet
+        )
 
     def train(self, lessons: Sequence[Lesson]) -> list[Draft]:
         """Stages 2 and 4: the draft; with several members the others, and one draft of their size."""
         s, n = self.settings, self.settings.num_members
         training = parts(lessons, "train")
         num_rows = [lesson.text.num_rows for lesson in training]
-        counts = token_counts(training, self.target.config.vocab_size)
-        vocab = choose_vocab(counts, self._vocab_size, self._end_token_ids)
-        rows: list[torch.Tensor] = []
-        if s.init is None:
-            rows = sample_rows(
-                LLM(s.target, device=s.device, max_num_seqs=1),
-                self.target,
-                [lesson.text for lesson in training],
-                max(self._shape(1).num_layers, self._shape(n).num_layers),
-            )
-
-        def student(scale: int, seed: int) -> Student:
-            if s.init is not None:
-                return Student.from_directory(s.init, self.target)
-            return Student.fresh(self._shape(scale), vocab, self.target, rows, seed)
-
+        student = self._students(training)
         drafts: list[Draft] = []
         members: list[list[NDArray[np.uint8]]] = []
         for i in range(1, n + 1):
@@ -180,11 +173,31 @@ class Distillation:
             )
         return drafts
 
+    def _students(self, training: Sequence[Lesson]) -> Callable[[int, int], Student]:
+        """(times the size asked for, seed) -> a student to train."""
+        s, target, init = self.settings, self.target, self.settings.init
+        counts = token_counts(training, target.config.vocab_size)
+        vocab = choose_vocab(counts, self._vocab_size, self._end_token_ids)
+        if s.features:
+            scale = root_mean_square(lesson.features for lesson in training if lesson.features is not None)
+            if init is not None:
+                return lambda _, seed: FeatureStudent.from_directory(init, target, scale)
+            return lambda _, seed: FeatureStudent.fresh(vocab, target, scale, seed)
+        if init is not None:
+            return lambda scale, seed: TokenStudent.from_directory(init, target)
+        rows = sample_rows(
+            LLM(s.target, device=s.device, max_num_seqs=1),
+            target,
+            [lesson.text for lesson in training],
+            max(self._shape(1).num_layers, self._shape(s.num_members).num_layers),
+        )
+        return lambda scale, seed: TokenStudent.fresh(self._shape(scale), vocab, target, rows, seed)
+
     def _shape(self, scale: int) -> Shape:
         """Of a fresh draft of `scale` times the size asked for. Raises ConfigError."""
         config = self.target.config
         head_dim = config.head_dim if has_llama_layers(config) else HEAD_DIM
-        return shape_of(scale * parse_size(self.settings.size), self._vocab_size, head_dim)
+        return shape_of(scale * parse_size(self.settings.token_size), self._vocab_size, head_dim)
 
     def _train_one(
         self,
@@ -230,6 +243,7 @@ class Distillation:
         record: dict[str, Any] = {
             **s.training_record(self._prompts, self._num_questions),
             "machine": f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
+            "reads_features": s.features,
             "num_lessons": len(training),
             "num_training_tokens": sum(lesson.text.num_rows for lesson in training),
             "num_held_out_tokens": sum(lesson.text.num_rows for lesson in held_out),
@@ -264,6 +278,7 @@ class Distillation:
     def _ranks(self, draft: Draft, lessons: Sequence[Lesson]) -> list[NDArray[np.uint8]]:
         """Places of the target's likeliest tokens."""
         return draft_ranks(
+            self.settings.target,
             draft.directory,
             [lesson.text for lesson in lessons],
             [lesson.top_ids[:, 0].astype(np.int64) for lesson in lessons],

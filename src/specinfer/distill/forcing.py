@@ -36,8 +36,19 @@ class Text(NamedTuple):
         return len(self.tokens) - self.num_prompt
 
 
-def forced_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[torch.Tensor]:
-    """[num_rows, vocabulary] for each text: the logits that each token of its answer was chosen from.
+class Forced(NamedTuple):
+    """What a model made of a text.
+
+    logits: [num_rows, vocabulary] that each token of the answer was chosen from. hidden: [tokens - 1, width]
+    the rows that the layer asked for leaves of all tokens but the last, which is not read; None without one.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+def forced(llm: LLM, texts: Sequence[Text], layer: int | None = None) -> Iterator[Forced]:
+    """One for each text. layer: whose rows are wanted, too.
 
     The engine is idle meanwhile. Several texts share a forward, and neighbours with one prompt its rows:
     their answers are a tree below it.
@@ -48,7 +59,7 @@ def forced_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[torch.Tensor]:
         is_sibling = bool(batch) and np.array_equal(batch[-1][0].prompt, text.prompt)
         size = text.num_rows if is_sibling else len(text.tokens)
         if batch and num_tokens + size > MAX_FORWARD_TOKENS:
-            yield from _forward(llm, batch)
+            yield from _forward(llm, batch, layer)
             batch, num_tokens, is_sibling, size = [], 0, False, len(text.tokens)
         if is_sibling:
             batch[-1].append(text)
@@ -56,7 +67,12 @@ def forced_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[torch.Tensor]:
             batch.append([text])
         num_tokens += size
     if batch:
-        yield from _forward(llm, batch)
+        yield from _forward(llm, batch, layer)
+
+
+def forced_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[torch.Tensor]:
+    """`forced`, the logits alone."""
+    return (one.logits for one in forced(llm, texts))
 
 
 def hidden_rows(llm: LLM, text: Text, layers: range) -> dict[int, torch.Tensor]:
@@ -65,9 +81,20 @@ def hidden_rows(llm: LLM, text: Text, layers: range) -> dict[int, torch.Tensor]:
     return _run(llm, [(text.tokens, span, span[:0])], layers)[1]
 
 
-def _forward(llm: LLM, families: Sequence[Sequence[Text]]) -> Sequence[torch.Tensor]:
-    logits, _ = _run(llm, [family_tree(family) for family in families])
-    return torch.split(logits, [text.num_rows for family in families for text in family])
+def _forward(llm: LLM, families: Sequence[Sequence[Text]], layer: int | None) -> Iterator[Forced]:
+    trees = [family_tree(family) for family in families]
+    logits, captured = _run(llm, trees, [] if layer is None else [layer])
+    parts = iter(torch.split(logits, [text.num_rows for family in families for text in family]))
+    start = 0
+    for family, (token_ids, _, rows) in zip(families, trees, strict=True):
+        ends = np.cumsum([text.num_rows for text in family])
+        for answer in np.split(rows, ends[:-1]):
+            hidden = None
+            if layer is not None:
+                path = np.concatenate([np.arange(answer[0]), answer])
+                hidden = captured[layer][torch.from_numpy(start + path)]
+            yield Forced(next(parts), hidden)
+        start += len(token_ids)
 
 
 def _run(

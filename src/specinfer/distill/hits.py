@@ -24,13 +24,15 @@ the first; MISS beyond 254, and for what the draft cannot say."""
 
 
 def draft_ranks(
+    target: str,
     path: Path,
     texts: Sequence[Text],
     wanted: Sequence[NDArray[np.int64]],
     target_vocab_size: int,
     device: str = "auto",
 ) -> list[NDArray[np.uint8]]:
-    """Run a draft along texts. wanted: [text][token of the answer] target ids. Raises ModelError."""
+    """Run a draft along texts. target: as EngineConfig.model; wanted: [text][token of the answer] target ids.
+    Raises ModelError."""
     checkpoint = open_checkpoint(path)
     llm = LLM(str(path), device=device, max_num_seqs=1, prefix_cache=False)
     vocab = checkpoint.draft_vocab

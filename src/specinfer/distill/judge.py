@@ -71,7 +71,7 @@ def judge_drafts(
     answers = [np.array(result.outputs[0].token_ids, np.int64) for result in results]
     texts = [Text(np.array([*one, *tokens]), len(one)) for one, tokens in zip(ids, answers, strict=True)]
     paths = [draft_path(target, draft) for draft in drafts]
-    ranks = [draft_ranks(path, texts, answers, llm.engine.vocab_size, device) for path in paths]
+    ranks = [draft_ranks(target, path, texts, answers, llm.engine.vocab_size, device) for path in paths]
     found = {str(draft): coverage(one) for draft, one in zip(drafts, ranks, strict=True)}
     if len(drafts) > 1:
         found["together"] = coverage(union(ranks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.distill.answers import Answer
-from specinfer.distill.forcing import Text, forced_logits
+from specinfer.distill.features import Features, fp16_rows, open_features, pack_features
+from specinfer.distill.forcing import Text, forced
 from specinfer.distill.meter import Meter
 from specinfer.distill.prompts import Part, part_of
 from specinfer.distill.storage import write_whole
@@ -33,7 +34,7 @@ class Lesson:
     """One answer to learn from.
 
     text: prompt and answer. top_ids: [answer, k] int32, the target's likeliest tokens, best first;
-    top_logprobs: [answer, k] fp16, their log-probabilities at temperature 1.
+    top_logprobs: [answer, k] fp16, their log-probabilities at temperature 1. features: None unless asked for.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Lesson:
     text: Text
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float16]
+    features: Features | None = None
 
     @property
     def part(self) -> Part:
@@ -93,40 +95,76 @@ def unpack(path: Path) -> list[Lesson]:
     ]
 
 
-def make_lessons(llm: LLM, answers: Sequence[Answer], directory: Path, *, quiet: bool) -> list[Lesson]:
+class Shard:
+    """Lessons of some neighbouring answers: a file of them and, where wanted, one of their features."""
+
+    def __init__(self, directory: Path, number: int, *, has_features: bool) -> None:
+        self._lessons = directory / f"lessons-{number:05}.safetensors"
+        self._features = directory / f"features-{number:05}.safetensors" if has_features else None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether all of it is."""
+        return self._lessons.exists() and (self._features is None or self._features.exists())
+
+    def write(self, lessons: Sequence[Lesson], rows: Sequence[torch.Tensor]) -> None:
+        """rows: each text's for `pack_features`. Raises SpecinferError."""
+        if self._features is not None:
+            write_whole(self._features, pack_features(rows))
+        if not self._lessons.exists():
+            write_whole(self._lessons, pack(lessons))
+
+    def read(self) -> list[Lesson]:
+        """Raises ConfigError for a file that is damaged."""
+        lessons = unpack(self._lessons)
+        if self._features is None:
+            return lessons
+        features = open_features(self._features, [len(lesson.text.tokens) for lesson in lessons])
+        return [replace(lesson, features=own) for lesson, own in zip(lessons, features, strict=True)]
+
+
+def make_lessons(
+    llm: LLM, answers: Sequence[Answer], directory: Path, *, layer: int | None = None, quiet: bool
+) -> list[Lesson]:
     """The lessons of all answers, in their order; shards that `directory` holds are not made again.
 
-    Raises Interrupted after Ctrl-C, SpecinferError where the disk is full.
+    layer: of the target, whose rows are the features; None for lessons without. Raises Interrupted after
+    Ctrl-C, SpecinferError where the disk is full.
     """
-    paths = {
-        start: directory / f"lessons-{start // ANSWERS_PER_SHARD:05}.safetensors"
-        for start in range(0, len(answers), ANSWERS_PER_SHARD)
-    }
-    num_stored = min(len(answers), ANSWERS_PER_SHARD * sum(path.exists() for path in paths.values()))
+    starts = range(0, len(answers), ANSWERS_PER_SHARD)
+    shards = [
+        Shard(directory, start // ANSWERS_PER_SHARD, has_features=layer is not None) for start in starts
+    ]
+    num_stored = min(len(answers), ANSWERS_PER_SHARD * sum(shard.is_stored for shard in shards))
     num_rows = 0
     with (
         catch_interrupt() as interrupt,
         Meter("scoring", len(answers), start=num_stored, quiet=quiet) as meter,
     ):
-        for start, path in paths.items():
-            if path.exists():
+        for start, shard in zip(starts, shards, strict=True):
+            if shard.is_stored:
                 continue
             block: list[Lesson] = []
-            for lesson in score(llm, answers[start : start + ANSWERS_PER_SHARD]):
+            rows: list[torch.Tensor] = []
+            for lesson, hidden in score(llm, answers[start : start + ANSWERS_PER_SHARD], layer):
                 block.append(lesson)
+                rows += [] if hidden is None else [hidden]
                 num_rows += lesson.text.num_rows
                 meter.show(start + len(block), f"{num_rows / meter.seconds:.0f} tokens/s")
                 if interrupt.is_set:
                     raise Interrupted(
                         f"interrupted: {start} of {len(answers)} answers are scored; the same command resumes"
                     )
-            write_whole(path, pack(block))
+            shard.write(block, rows)
     # Only now: lessons of all shards between pieces of memory for logits would leave holes all over the heap.
-    return [lesson for path in paths.values() for lesson in unpack(path)]
+    return [lesson for shard in shards for lesson in shard.read()]
 
 
-def score(llm: LLM, answers: Sequence[Answer]) -> Iterator[Lesson]:
-    """Run the target along its answers."""
+def score(
+    llm: LLM, answers: Sequence[Answer], layer: int | None = None
+) -> Iterator[tuple[Lesson, torch.Tensor | None]]:
+    """Run the target along its answers; beside each lesson the rows that become its features."""
     texts = [Text(np.array(a.prompt + a.answer, np.int64), len(a.prompt)) for a in answers]
-    for answer, text, logits in zip(answers, texts, forced_logits(llm, texts), strict=True):
-        yield Lesson(answer.kind, answer.temperature, text, *top_rows(logits))
+    for answer, text, (logits, hidden) in zip(answers, texts, forced(llm, texts, layer), strict=True):
+        lesson = Lesson(answer.kind, answer.temperature, text, *top_rows(logits))
+        yield lesson, None if hidden is None else fp16_rows(hidden)

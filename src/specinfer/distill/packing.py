@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 
+from specinfer.distill.student import FEATURES
 from specinfer.errors import ConfigError
 from specinfer.models.config import ModelConfig
 from specinfer.models.loader import Checkpoint, open_checkpoint
@@ -28,7 +29,8 @@ def pack(directory: Path, file: Path) -> None:
     for name in draft.weights.names():
         values = ordered(draft, name).numpy()
         kind = F32 if values.ndim == 1 else Q8_0
-        writer.add_tensor(names.get_name(name, (".weight",)), gguf.quantize(values, kind), raw_dtype=kind)
+        stored = name if name == FEATURES else names.get_name(name, (".weight",))
+        writer.add_tensor(stored, gguf.quantize(values, kind), raw_dtype=kind)
     if draft.draft_vocab is not None:
         writer.add_tensor("d2t", draft.draft_vocab.astype(np.int32))
     writer.write_header_to_file()
@@ -40,6 +42,7 @@ def pack(directory: Path, file: Path) -> None:
 def write_config(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     """What GGUFFile.config reads."""
     assert config.rope is not None
+    writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_layers)

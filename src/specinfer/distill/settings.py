@@ -14,6 +14,7 @@ from specinfer.distill.shape import parse_size
 from specinfer.errors import ConfigError
 
 NUM_QUESTIONS = 2000
+DEFAULT_SIZE = "7m"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,9 @@ class DistillSettings:
 
     target: as EngineConfig.model. prompts: a file for `read_prompts`, None for the built-in ones, of which
     num_prompts are drawn. num_questions: what the target asks itself, besides; None is 2000 beside built-in
-    prompts where the target has a chat template, else 0. max_tokens: longest answer. size: millions of
-    parameters, as in "7m". init: a draft to go on from, instead of a size and a vocabulary. vocab_size:
+    prompts where the target has a chat template, else 0. max_tokens: longest answer. features: whether the
+    draft reads the target's hidden rows, which gives it its size. size: millions of parameters, as in "7m",
+    which is what None means. init: a draft to go on from, instead of a size and a vocabulary. vocab_size:
     tokens that the draft works on. num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning
     rate of None is 2e-3 for a fresh draft and 5e-4 for one to go on from. num_members: drafts that cover each
     other. seed: of prompts, noise, weights and order. device, max_num_seqs: as EngineConfig; they change no
@@ -35,7 +37,8 @@ class DistillSettings:
     num_prompts: int = 2000
     num_questions: int | None = None
     max_tokens: int = 192
-    size: str = "7m"
+    features: bool = False
+    size: str | None = None
     init: Path | None = None
     vocab_size: int = 16384
     num_epochs: int = 6
@@ -57,16 +60,28 @@ class DistillSettings:
             )
         if self.num_questions is not None and self.num_questions < 0:
             raise ConfigError(f"num_questions must not be negative, got {self.num_questions}")
-        parse_size(self.size)
+        if self.features and self.size is not None:
+            raise ConfigError(
+                "a draft that reads features has the size of one of its target's layers",
+                hint="give --size or --features, not both",
+            )
+        parse_size(self.token_size)
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, got {self.seed}")
         if self.learning_rate is not None and not 0 < self.learning_rate < 1:
             raise ConfigError(f"learning_rate must be in (0, 1), got {self.learning_rate}")
+        if self.features and self.num_members > 1:
+            raise ConfigError("drafts that read features have no members", hint="leave out --members")
         if self.init is not None and self.num_members > 1:
             raise ConfigError(
                 "members are compared with one draft of their total size, and --init has one size",
                 hint="give --init or --members, not both",
             )
+
+    @property
+    def token_size(self) -> str:
+        """The size meant, of a draft that reads tokens."""
+        return self.size or DEFAULT_SIZE
 
     @property
     def peak_rate(self) -> float:
@@ -99,7 +114,7 @@ class DistillSettings:
         """What decides the drafts."""
         return {
             "data": self.data_record(prompts, num_questions),
-            "size": self.size if self.init is None else None,
+            "size": None if self.init else "features" if self.features else self.token_size,
             "init": None if self.init is None else str(self.init),
             "vocab_size": self.vocab_size if self.init is None else None,
             "num_epochs": self.num_epochs,

@@ -126,12 +126,16 @@ class Trainer:
         total_weight = float(sum(self._weights[i].sum() for i in chosen))
         self._student.model.train()
         total = 0.0
-        for members in micro_batches(self._lengths, chosen):
+        for number, members in enumerate(micro_batches(self._lengths, chosen)):
             batch = micro_batch(
                 [self._training[i] for i in members],
                 [self._weights[i] for i in members],
                 self._student.draft_ids,
+                self._student.fed_ids,
             ).to(self._device)
+            with torch.no_grad(), self._autocast():
+                rng = np.random.default_rng([self._settings.seed, self.step, number])
+                batch = self._student.as_drafting(batch, rng)
             loss = top_k_loss(self._logits(batch), batch.top_ids, batch.top_probs, batch.weights)
             loss = loss / max(total_weight, 1e-6)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -144,9 +148,11 @@ class Trainer:
         return int(self._lengths[chosen].sum())
 
     def _logits(self, batch: MicroBatch) -> torch.Tensor:
-        is_gpu = self._device.type == "cuda"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=is_gpu):
-            return self._student.logits(batch.token_ids, batch.rows)
+        with self._autocast():
+            return self._student.logits(batch)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
 
     def _validation_batches(self, validation: Sequence[Lesson]) -> Iterator[MicroBatch]:
         num_rows = np.cumsum([lesson.text.num_rows for lesson in validation])
@@ -154,7 +160,7 @@ class Trainer:
         for members in micro_batches(text_lengths(kept), np.arange(len(kept))):
             lessons = [kept[i] for i in members]
             ones = [np.ones(lesson.text.num_rows, np.float32) for lesson in lessons]
-            yield micro_batch(lessons, ones, self._student.draft_ids)
+            yield micro_batch(lessons, ones, self._student.draft_ids, self._student.fed_ids)
 
     @torch.no_grad()
     def _evaluate(self) -> None:

@@ -1,0 +1,167 @@
+"""FeatureStudent: one layer that reads the target's last hidden row of the position before beside each token.
+
+EAGLE (Li et al., arXiv 2401.15077): such a feature holds what the target knew there, so that little is left
+to learn. Deeper in a tree, where the target has not been yet, a draft reads its own last hidden row instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from specinfer.distill.batches import MicroBatch
+from specinfer.distill.inheritance import has_llama_layers
+from specinfer.distill.student import FEATURES, Student, open_draft
+from specinfer.errors import ConfigError
+from specinfer.models.gguf import GGUFFile
+from specinfer.models.loader import Checkpoint, read_raw_config
+
+OWN_SHARE = 0.3
+"""Of the rows read in training, the student's own."""
+NOISE_SHARE = 0.3
+"""Of nn.Linear's random weights, what a fresh student begins with."""
+EPSILON = 1e-6
+
+
+class FeatureModel(nn.Module):
+    """One layer and a norm; below them `features`, and around them the target's embedding and head, which are
+    neither trained nor stored."""
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+
+    def __init__(
+        self, config: Any, target: Checkpoint, vocab: NDArray[np.int64] | None, scale: float
+    ) -> None:
+        """config: of a transformers LlamaModel; scale: root mean square of the rows that `features` makes."""
+        from transformers import LlamaModel
+
+        super().__init__()
+        self.config, self.scale = config, scale
+        self.features = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.model = LlamaModel(config)
+        self.norm, self.model.norm = self.model.norm, nn.Identity()
+        self.model.embed_tokens = None
+        embedding = target.weights.get("model.embed_tokens.weight")
+        head = embedding if target.config.tie_embeddings else target.weights.get("lm_head.weight")
+        head = head if vocab is None else head[torch.from_numpy(vocab)]
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("head", head.float(), persistent=False)
+
+    def rows(self, token_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """token_ids: [texts, length] the target's; features: [texts, length, hidden] last hidden rows of the
+        positions before. -> [texts, length, hidden], the last hidden rows, before the norm."""
+        read = torch.cat([unit_rows(self.embedding[token_ids]), unit_rows(features)], dim=-1)
+        rows: torch.Tensor = self.model(
+            inputs_embeds=self.scale * self.features(read), use_cache=False
+        ).last_hidden_state
+        return rows
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, hidden], as `rows` gives them -> [n, draft vocabulary]."""
+        return nn.functional.linear(self.norm(rows), self.head)
+
+
+class FeatureStudent(Student):
+    """A FeatureModel. It reads all of the target's tokens, whatever it speaks."""
+
+    def __init__(self, model: FeatureModel, vocab: NDArray[np.int64] | None, target_vocab_size: int) -> None:
+        super().__init__(model, vocab, target_vocab_size)
+        self.fed_ids = np.arange(target_vocab_size)
+
+    @staticmethod
+    def fresh(vocab: NDArray[np.int64] | None, target: Checkpoint, scale: float, seed: int) -> FeatureStudent:
+        """The target's last layer and norm, which read the feature and a little of a seed's noise.
+
+        scale: root mean square of the target's last hidden rows. Raises ConfigError, see `draft_config`.
+        """
+        config = draft_config(target, vocab)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = FeatureModel(config, target, vocab, scale)
+        last = f"layers.{target.config.num_layers - 1}."
+        for name, tensor in model.state_dict().items():
+            if name == FEATURES:
+                tensor.mul_(NOISE_SHARE)[:, config.hidden_size :] += torch.eye(config.hidden_size)
+            else:
+                tensor.copy_(target.weights.get(stored_name(name).replace("layers.0.", last)))
+        return FeatureStudent(model, vocab, target.config.vocab_size)
+
+    @staticmethod
+    def from_directory(path: Path, target: Checkpoint, scale: float) -> FeatureStudent:
+        """Go on from a draft's checkpoint; scale: see `fresh`. Raises ConfigError or ModelError for what is
+        none."""
+        checkpoint = open_draft(path, target, reads_features=True)
+        vocab = checkpoint.draft_vocab
+        model = FeatureModel(draft_config(target, vocab), target, vocab, scale)
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(checkpoint.weights.get(stored_name(name)))
+            if name == FEATURES:
+                tensor.div_(scale)
+        return FeatureStudent(model, vocab, target.config.vocab_size)
+
+    def logits(self, batch: MicroBatch) -> torch.Tensor:
+        assert batch.features is not None, "lessons for this student have features"
+        rows = self.model.rows(batch.token_ids, batch.features)
+        logits: torch.Tensor = self.model.logits(rows.flatten(0, 1).index_select(0, batch.rows))
+        return logits
+
+    def as_drafting(self, batch: MicroBatch, rng: np.random.Generator) -> MicroBatch:
+        """With the student's own rows in place of a random share of the target's."""
+        assert batch.features is not None, "lessons for this student have features"
+        own = self.model.rows(batch.token_ids, batch.features)[:, :-1]
+        is_own = torch.from_numpy(rng.random(batch.token_ids.shape) < OWN_SHARE).to(own.device)
+        before = nn.functional.pad(own, (0, 0, 1, 0))
+        return replace(batch, features=torch.where(is_own[..., None], before, batch.features))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        state = {stored_name(name): tensor for name, tensor in self.model.state_dict().items()}
+        return {**state, FEATURES: self.model.scale * state[FEATURES]}
+
+
+def stored_name(name: str) -> str:
+    """Of a FeatureModel's weight: the one that the same weight has in a Llama's checkpoint."""
+    return f"model.{name}" if name == "norm.weight" else name
+
+
+def unit_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows with a root mean square of 1, in fp32; 0 stays 0."""
+    rows = rows.float()
+    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + EPSILON)
+
+
+def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None) -> Any:
+    """The LlamaConfig of one layer like the target's. Raises ConfigError where training has no such layer."""
+    from transformers import LlamaConfig
+
+    config, weights = target.config, target.weights
+    if not has_llama_layers(config):
+        raise ConfigError(
+            f"{target.path} is of type {config.model_type}: drafts read the features of a llama alone",
+            hint="leave out --features: a draft that reads tokens is made for any target",
+        )
+    assert config.rope is not None
+    if config.rope.freq_factors is not None:
+        raise ConfigError(
+            f"{target.path}: a draft that reads features cannot be trained with a GGUF's frequency factors",
+            hint="name the model's Hugging Face directory",
+        )
+    given = (
+        weights.config()
+        if isinstance(weights, GGUFFile)
+        else read_raw_config(target.path / "config.json").values
+    )
+    changed = {
+        "vocab_size": config.vocab_size if vocab is None else len(vocab),
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": True,
+        "architectures": ["LlamaForCausalLM"],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+    return LlamaConfig(**{**given, **changed})
