@@ -11,6 +11,7 @@ import torch
 from specinfer.errors import ConfigError
 from specinfer.models.config import ModelConfig
 from specinfer.models.loader import Checkpoint, open_checkpoint
+from specinfer.models.weights import FEATURES
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 
@@ -28,7 +29,8 @@ def pack(directory: Path, file: Path) -> None:
     for name in draft.weights.names():
         values = ordered(draft, name).numpy()
         kind = F32 if values.ndim == 1 else Q8_0
-        writer.add_tensor(names.get_name(name, (".weight",)), gguf.quantize(values, kind), raw_dtype=kind)
+        stored = name if name == FEATURES else names.get_name(name, (".weight",))
+        writer.add_tensor(stored, gguf.quantize(values, kind), raw_dtype=kind)
     if draft.draft_vocab is not None:
         writer.add_tensor("d2t", draft.draft_vocab.astype(np.int32))
     writer.write_header_to_file()
