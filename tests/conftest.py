@@ -189,6 +189,27 @@ def other_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteMode
 
 
 @pytest.fixture(scope="session")
+def feature_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteModel) -> Path:
+    """A draft for `tiny_model` that reads its hidden rows, and says 200 of its tokens."""
+    directory = write_model(
+        tmp_path_factory.mktemp("models") / "features",
+        seed=5,
+        tokenizer=False,
+        vocab_size=200,
+        num_hidden_layers=1,
+        tie_word_embeddings=True,
+    )
+    weights = load_file(str(directory / "model.safetensors"))
+    del weights["model.embed_tokens.weight"]
+    generator = torch.Generator().manual_seed(6)
+    weights["features.weight"] = torch.randn(32, 64, generator=generator)
+    save_file(weights, str(directory / "model.safetensors"))
+    d2t = torch.from_numpy(np.random.default_rng(0).permutation(300)[:200]).to(torch.int32)
+    save_file({"d2t": d2t}, str(directory / "draft_vocab.safetensors"))
+    return directory
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The built-in target, downloaded on first use."""
     return resolve_model_path("smollm2-135m")

@@ -134,7 +134,15 @@ def replace_max_tokens(params: SamplingParams, done: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    "drafts", [["draft"], ["other"], ["ngram"], ["draft", "other"], ["other", "ngram", "draft"]]
+    "drafts",
+    [
+        ["draft"],
+        ["other"],
+        ["features"],
+        ["ngram"],
+        ["draft", "features"],
+        ["features", "other", "ngram", "draft"],
+    ],
 )
 @pytest.mark.parametrize("tree", ["1,1,1,1", "3,2,1,1"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -142,11 +150,17 @@ def test_every_drafter(
     tiny_model: Path,
     tiny_draft: Path,
     other_draft: Path,
+    feature_draft: Path,
     drafts: list[str],
     tree: str,
     temperature: float,
 ) -> None:
-    paths = {"draft": str(tiny_draft), "other": str(other_draft), "ngram": "ngram"}
+    paths = {
+        "draft": str(tiny_draft),
+        "other": str(other_draft),
+        "features": str(feature_draft),
+        "ngram": "ngram",
+    }
     prompts = [[int(t) for t in np.random.default_rng(i).integers(0, 256, 5 + 3 * i)] * 2 for i in range(8)]
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=40) for i in range(8)]
     plain = LLM(str(tiny_model), dtype="float32").generate(prompts, params, progress=False)

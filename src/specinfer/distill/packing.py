@@ -12,6 +12,7 @@ from specinfer.distill.student import FEATURES
 from specinfer.errors import ConfigError
 from specinfer.models.config import ModelConfig
 from specinfer.models.loader import Checkpoint, open_checkpoint
+from specinfer.models.weights import FEATURES
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 

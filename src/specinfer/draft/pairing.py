@@ -56,7 +56,8 @@ def pair(name: str, draft: Checkpoint, target: Checkpoint, tokenizer: Tokenizer 
                 f"draft {name}: its vocabulary names token {draft.draft_vocab.max()}, of {size}"
             )
         vocab = DraftVocab.of_subset(draft.draft_vocab, size, draft.embeds_draft_vocab)
-        return Pairing(f"{len(draft.draft_vocab)} of the target's {size} tokens", vocab)
+        reads = ", reads its hidden rows" if draft.reads_features else ""
+        return Pairing(f"{len(draft.draft_vocab)} of the target's {size} tokens{reads}", vocab)
     own = draft.tokenizer()
     if own is not None and tokenizer is not None and own.vocab != tokenizer.vocab:
         return _compare(name, own, own_size, tokenizer, size)

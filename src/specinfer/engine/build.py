@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -24,12 +24,15 @@ from specinfer.engine.parts import Parts
 from specinfer.engine.scheduler import Scheduler
 from specinfer.errors import ConfigError
 from specinfer.metrics import StepTimer
+from specinfer.models.borrowed import borrow
 from specinfer.models.catalog import draft_path, resolve_model_path
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.models.tokenizer import Tokenizer, end_token_ids
-from specinfer.runtime import Runner, make_pool, make_torch_runner
+from specinfer.models.weights import FEATURES
+from specinfer.runtime import LayerRunner, Runner, make_pool, make_torch_runner
+from specinfer.runtime.features import FeatureRunner
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
 from specinfer.sampling.chooser import Chooser
@@ -99,8 +102,15 @@ def resolve(config: EngineConfig) -> Resolved:
         raise ConfigError(
             f"quantize {config.quantize} needs the native forward: {reason}", hint="leave quantize out"
         )
+    if target.reads_features:
+        raise ConfigError(
+            f"{config.model} is a draft that reads its target's hidden rows, and no model by itself",
+            hint="name its target as the model, and this as the draft",
+        )
     drafts = {
-        name: open_checkpoint(draft_path(config.model, name)) for name in config.drafts if name != NGRAM
+        name: borrow(name, open_checkpoint(draft_path(config.model, name)), target)
+        for name in config.drafts
+        if name != NGRAM
     }
     tokenizer = target.tokenizer()
     pairings = {name: pair(name, draft, target, tokenizer) for name, draft in drafts.items()}
@@ -142,9 +152,20 @@ def load_models(resolved: Resolved) -> tuple[Loaded, dict[str, Loaded]]:
         )
         for name, draft in resolved.drafts.items()
     }  # fmt: skip
+    drafts |= {
+        name: replace(draft, runner=read_features(draft, target))
+        for name, draft in drafts.items()
+        if draft.checkpoint.reads_features
+    }
     log_memory([target, *drafts.values()], num_slots, dtype, device)
     log_torch_path(target, device)
     return target, drafts
+
+
+def read_features(draft: Loaded, target: Loaded) -> FeatureRunner:
+    """A feature draft beside its target; both run layer by layer, `borrow` saw to it. Raises ModelError."""
+    runner, above = (cast(LayerRunner, loaded.runner) for loaded in (draft, target))
+    return FeatureRunner(runner, above, draft.checkpoint.weights.get(FEATURES))
 
 
 def draft_keep(config: EngineConfig, draft: Checkpoint) -> Keep:
@@ -197,6 +218,7 @@ def assemble(resolved: Resolved, target: Loaded, drafts: dict[str, Loaded]) -> E
             max_step_tokens=config.max_step_tokens,
         ),
         runner=target.runner,
+        readers=[d.runner for d in drafts.values() if isinstance(d.runner, FeatureRunner)],
         chooser=chooser,
         verifier=resolved.verifier,
         drafter=drafter,
@@ -261,6 +283,7 @@ def resolve_num_slots(
     """Slots that the K/V memory holds."""
     per_slot = sum(
         bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype)
+        + c.reads_features * c.config.hidden_size * dtype.itemsize
         for c in checkpoints
     )
     if config.kv_memory is None:
@@ -311,8 +334,9 @@ def log_memory(models: Sequence[Loaded], num_slots: int, dtype: torch.dtype, dev
     """One table of what the weights, the drafts and the pools take."""
     lines = [f"{'model':24} {'weights MiB':>12} {'K/V MiB':>9}   ({dtype}, {device}, {num_slots} slots)"]
     for m in models:
+        kept = m.runner.pool.num_bytes + (m.runner.num_bytes if isinstance(m.runner, FeatureRunner) else 0)
         lines.append(
-            f"{m.name[-24:]:24} {m.weight_bytes / 2**20:12.1f} {m.runner.pool.num_bytes / 2**20:9.1f}"
+            f"{m.name[-24:]:24} {m.weight_bytes / 2**20:12.1f} {kept / 2**20:9.1f}"
             f"   {', '.join(m.weight_types)}"
         )
     logger.info("memory:\n%s", "\n".join(lines))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from specinfer.errors import ModelError
 from specinfer.models.gguf_header import Header, Malformed
-from specinfer.models.weights import missing_tensor
+from specinfer.models.weights import FEATURES, missing_tensor
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -249,6 +249,8 @@ class GGUFFile:
             match = _LAYER_TENSOR.fullmatch(stored)
             if match and match[2] in layer_names:
                 stored_as[f"model.layers.{int(match[1])}.{layer_names[match[2]]}.{match[3]}"] = stored
+            elif stored == FEATURES:
+                stored_as[stored] = stored
             elif base in _TOP_NAMES and kind in ("weight", "bias"):
                 stored_as[f"{_TOP_NAMES[base]}.{kind}"] = stored
             else:
@@ -280,7 +282,9 @@ class GGUFFile:
             raise ModelError(
                 f"{self.path} is a mixture of experts, which is not supported", hint="use a dense model"
             )
-        if "token_embd.weight" not in self._tensors:
+        # A draft that reads its target's hidden rows has the target's embedding, and a list of tokens.
+        tokens = self._tensors.get("d2t" if FEATURES in self._tensors else "token_embd.weight")
+        if tokens is None:
             raise missing_tensor("token_embd.weight", self.path)
         num_heads = int(self._key("attention.head_count"))
         hidden_size = int(self._key("embedding_length"))
@@ -308,7 +312,7 @@ class GGUFFile:
             "rms_norm_eps": _shortest(self._key("attention.layer_norm_rms_epsilon")),
             "rope_parameters": self._rope(head_dim),
             "max_position_embeddings": int(self._key("context_length")),
-            "vocab_size": self._tensors["token_embd.weight"].shape[0],
+            "vocab_size": tokens.shape[0],
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": any(".attn_q.bias" in name for name in self._tensors),
             "mlp_bias": any(".ffn_up.bias" in name for name in self._tensors),

@@ -22,7 +22,7 @@ from specinfer.models.linear import LinearFactory
 from specinfer.models.pickled import PickledWeights
 from specinfer.models.raw import RawConfig
 from specinfer.models.tokenizer import Tokenizer
-from specinfer.models.weights import PrefixedWeights, SafetensorsWeights, WeightSource
+from specinfer.models.weights import FEATURES, PrefixedWeights, SafetensorsWeights, WeightSource
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DRAFT_VOCAB_FILE = "draft_vocab.safetensors"
@@ -62,7 +62,14 @@ class Checkpoint:
     @property
     def embeds_draft_vocab(self) -> bool:
         """Whether the input embedding, too, works on the subset (token ids are mapped before it)."""
-        return self.draft_vocab is not None and self.config.vocab_size == len(self.draft_vocab)
+        is_small = self.draft_vocab is not None and self.config.vocab_size == len(self.draft_vocab)
+        return is_small and not self.reads_features
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it is a feature draft: one that reads its target's last hidden rows, and has the target's
+        embedding and head in place of its own (`borrow`)."""
+        return FEATURES in self.weights.names()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

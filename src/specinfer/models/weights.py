@@ -14,6 +14,8 @@ from specinfer.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+FEATURES = "features.weight"
+"""Of a feature draft: from a token's embedding and its target's last row before it to its own first row."""
 
 
 class WeightSource(Protocol):

@@ -20,6 +20,7 @@ from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.errors import ConfigError, ModelError
 from specinfer.extension import extension
+from specinfer.models.config import ModelConfig
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
@@ -275,14 +276,23 @@ class NativeRunner:
         self.pool = pool
         self.model = NativeModel(checkpoint, dtype, pool, max_position, keep, level, num_threads)
 
+    @property
+    def config(self) -> ModelConfig:
+        """The model's."""
+        return self.model.config
+
+    def embed(self, token_ids: Ints) -> torch.Tensor:
+        """As ModelRunner.embed."""
+        return self.model.embed(rows_alone(token_ids))
+
     def run(
-        self, batch: Batch, capture_layers: Collection[int] = ()
+        self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As ModelRunner.run."""
-        layers = range(self.model.config.num_layers)
+        layers = range(self.config.num_layers)
         logits = torch.empty(len(batch.logits_rows), self.model.head_size)
         captured = self._captured(batch, layers, capture_layers)
-        self.model.forward(batch, layers, logits=logits, captured=captured)
+        self.model.forward(batch, layers, hidden_in=hidden, logits=logits, captured=captured)
         return logits, captured
 
     def run_layers(

@@ -13,13 +13,14 @@ from specinfer.models.config import ModelConfig
 from specinfer.models.decoder import Decoder
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, build_model
-from specinfer.runtime.batch import Batch
+from specinfer.runtime.batch import Batch, Ints
 
 
 class Runner(Protocol):
     """What the engine and the drafters see of a model in memory. See ModelRunner."""
 
-    pool: KVPool
+    @property
+    def pool(self) -> KVPool: ...
 
     @property
     def keeps_bits(self) -> bool:
@@ -28,6 +29,19 @@ class Runner(Protocol):
 
     def run(
         self, batch: Batch, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
+
+
+class LayerRunner(Runner, Protocol):
+    """A Runner of a model that is not one whole: rows can be had before, between and after its layers."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def embed(self, token_ids: Ints) -> torch.Tensor: ...
+
+    def run(
+        self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
 
     def run_layers(
@@ -47,14 +61,27 @@ class ModelRunner:
         self._attention = attention
         self._device = device
 
+    @property
+    def config(self) -> ModelConfig:
+        """The model's."""
+        return self.model.config
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Ints) -> torch.Tensor:
+        """[n, hidden_size] rows before the first layer, of tokens at position 0."""
+        ids = torch.from_numpy(token_ids).to(self._device)
+        return self.model.embed(ids, torch.zeros_like(ids))
+
     @torch.inference_mode()
     def run(
-        self, batch: Batch, capture_layers: Collection[int] = ()
+        self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Logits [len(batch.logits_rows), vocab_size], and the hidden rows [num_tokens, hidden_size] after
-        each layer of `capture_layers`. K/V goes to the spans' slots."""
-        positions = torch.from_numpy(batch.positions).to(self._device)
-        hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device), positions)
+        each layer of `capture_layers`. K/V goes to the spans' slots. hidden: rows to begin with, in place of
+        the embedding's."""
+        if hidden is None:
+            positions = torch.from_numpy(batch.positions).to(self._device)
+            hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device), positions)
         hidden, captured = self.run_layers(batch, hidden, range(len(self.model.layers)), capture_layers)
         if not len(batch.logits_rows):
             return hidden.new_zeros((0, self.model.config.vocab_size)), captured

@@ -1,0 +1,93 @@
+"""FeatureRunner: a draft that reads, beside each token, its target's last hidden row before it (EAGLE, Li et
+al. 2024). The target's rows are kept as its K/V is: under the slots of their tokens, so that whatever a
+request keeps, drops or shares with another, the rows go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from specinfer.attention import Span
+from specinfer.cache import KVPool
+from specinfer.cache.pool import zeros
+from specinfer.errors import ModelError
+from specinfer.runtime.batch import Batch, Ints
+from specinfer.runtime.runner import LayerRunner
+
+EPS = 1e-6
+
+
+class FeatureRunner:
+    """Runs a draft on rows made from the target's embedding of a token and the target's last hidden row at
+    the token before; below tokens that the target has not read, from the draft's own last row there."""
+
+    keeps_bits = False
+
+    def __init__(self, draft: LayerRunner, target: LayerRunner, weight: torch.Tensor) -> None:
+        """weight: [hidden_size, 2 * hidden_size], of the embedding and the row before. Raises ModelError."""
+        self._draft, self._target = draft, target
+        config = draft.config
+        size = config.hidden_size
+        if tuple(weight.shape) != (size, 2 * size):
+            raise ModelError(f"the draft's features.weight is {tuple(weight.shape)}, not {(size, 2 * size)}")
+        k = draft.pool.k[0]
+        self._weight = weight.to(k.device, torch.float32 if k.device.type == "cpu" else k.dtype)
+        self._last_layer = config.num_layers - 1
+        self.target_layer = target.config.num_layers - 1
+        self._rows = zeros((k.shape[0], size), k.dtype, k.device)
+
+    @property
+    def pool(self) -> KVPool:
+        """The draft's."""
+        return self._draft.pool
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows."""
+        return self._rows.numel() * self._rows.element_size()
+
+    def store(self, batch: Batch, rows: torch.Tensor) -> None:
+        """Keep the target's hidden rows [num_tokens, hidden_size] after `target_layer` of a batch it ran."""
+        slots = np.concatenate([span.slots for span in batch.spans])
+        self._rows[torch.from_numpy(slots).to(rows.device)] = rows.to(self._rows.dtype)
+
+    @torch.inference_mode()
+    def run(
+        self, batch: Batch, capture_layers: Collection[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """As ModelRunner.run, for token ids of the target's."""
+        before = np.concatenate([self._slots_before(span) for span in batch.spans])
+        rows = self._rows[torch.from_numpy(before).to(self._rows.device)].float()
+        embedded = self._target.embed(batch.token_ids).float()
+        inputs = torch.cat([scaled(embedded), scaled(rows)], dim=1).to(self._weight.dtype)
+        hidden = torch.nn.functional.linear(inputs, self._weight)
+        last = self._last_layer
+        logits, captured = self._draft.run(batch, {last, *capture_layers}, hidden=hidden)
+        self._keep_own(batch, captured[last])
+        return logits, captured
+
+    def _slots_before(self, span: Span) -> Ints:
+        """[num_tokens] where each token's row before it is. In a trunk that the target has not read either
+        there is none yet: its tokens have the last one known."""
+        first = span.context_slots[-1] if len(span.context_slots) else self.pool.null_slot
+        if span.num_tokens == 1:
+            return np.array([first], np.int64)
+        before = np.where(span.parents >= 0, span.slots[span.parents], first)
+        for i in np.flatnonzero((span.parents >= 0) & (before >= self.pool.scratch_start)):
+            before[i] = before[span.parents[i]]
+        return before
+
+    def _keep_own(self, batch: Batch, rows: torch.Tensor) -> None:
+        slots = np.concatenate([span.slots for span in batch.spans])
+        own = np.flatnonzero(slots >= self.pool.scratch_start)
+        if len(own):
+            index = torch.from_numpy(own).to(rows.device)
+            self._rows[torch.from_numpy(slots[own]).to(rows.device)] = rows[index].to(self._rows.dtype)
+
+
+def scaled(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of mean square 1."""
+    return rows * torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + EPS)
