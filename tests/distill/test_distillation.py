@@ -207,6 +207,13 @@ def test_features_are_added_to_lessons_that_have_none(reads_features, finished):
         assert (reads_features.data / path.name).read_bytes() == path.read_bytes()
 
 
+def test_it_works_in_the_engine(reads_features):
+    record = json.loads((reads_features.out / "judged.json").read_text())
+    assert record["reads_features"]
+    assert all(p["num_identical"] == record["num_judged_prompts"] for p in record["paces"]["draft"])
+    assert "this very model" in (reads_features.out / "README.md").read_text()
+
+
 def test_a_draft_with_features_survives_interrupts_and_kills(
     reads_features, finished, distil, tmp_path, monkeypatch
 ):

@@ -17,10 +17,11 @@ from torch import nn
 
 from specinfer.distill.batches import MicroBatch
 from specinfer.distill.inheritance import has_llama_layers
-from specinfer.distill.student import FEATURES, Student, open_draft
+from specinfer.distill.student import Student, open_draft
 from specinfer.errors import ConfigError
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint, read_raw_config
+from specinfer.models.weights import FEATURES
 
 OWN_SHARE = 0.3
 """Of the rows read in training, the student's own."""

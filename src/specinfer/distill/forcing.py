@@ -37,7 +37,7 @@ class Text(NamedTuple):
 
 
 class Forced(NamedTuple):
-    """What a model made of a text.
+    """What a model made of a text, or the feature draft of an engine that has one.
 
     logits: [num_rows, vocabulary] that each token of the answer was chosen from. hidden: [tokens - 1, width]
     the rows that the layer asked for leaves of all tokens but the last, which is not read; None without one.
@@ -109,8 +109,12 @@ def _run(
             assert slots is not None, "an idle engine has room for what it wrote"
             held.append(slots)
             items.append(WorkItem(Span(slots[:0], slots, parents), token_ids, rows))
-        with own_threads(engine.parts.runner):
-            return engine.parts.runner.run(Batch.of(items), layers)
+        batch, parts = Batch.of(items), engine.parts
+        with own_threads(parts.runner):
+            if not parts.readers:
+                return parts.runner.run(batch, layers)
+            parts.run_target(batch)
+            return parts.readers[0].run(batch)
     finally:
         for slots in held:
             engine.allocator.free(slots)

@@ -34,7 +34,8 @@ def draft_ranks(
     """Run a draft along texts. target: as EngineConfig.model; wanted: [text][token of the answer] target ids.
     Raises ModelError."""
     checkpoint = open_checkpoint(path)
-    llm = LLM(str(path), device=device, max_num_seqs=1, prefix_cache=False)
+    model, drafts = (target, [str(path)]) if checkpoint.reads_features else (str(path), [])
+    llm = LLM(model, drafts=drafts, device=device, max_num_seqs=1, prefix_cache=False)
     vocab = checkpoint.draft_vocab
     if vocab is None:
         vocab = np.arange(min(checkpoint.config.vocab_size, target_vocab_size))

@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import torch
 
-from specinfer.distill.student import FEATURES
 from specinfer.errors import ConfigError
 from specinfer.models.config import ModelConfig
 from specinfer.models.loader import Checkpoint, open_checkpoint
@@ -32,8 +31,11 @@ def pack(directory: Path, file: Path) -> None:
         kind = F32 if values.ndim == 1 else Q8_0
         stored = name if name == FEATURES else names.get_name(name, (".weight",))
         writer.add_tensor(stored, gguf.quantize(values, kind), raw_dtype=kind)
-    if draft.draft_vocab is not None:
-        writer.add_tensor("d2t", draft.draft_vocab.astype(np.int32))
+    vocab = draft.draft_vocab
+    if vocab is None and draft.reads_features:  # without an embedding, nothing else says how many there are
+        vocab = np.arange(config.vocab_size)
+    if vocab is not None:
+        writer.add_tensor("d2t", vocab.astype(np.int32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -43,7 +45,6 @@ def pack(directory: Path, file: Path) -> None:
 def write_config(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     """What GGUFFile.config reads."""
     assert config.rope is not None
-    writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_layers)

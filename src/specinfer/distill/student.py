@@ -17,9 +17,6 @@ from specinfer.distill.vocabulary import draft_ids
 from specinfer.errors import ConfigError
 from specinfer.models.loader import DRAFT_VOCAB_FILE, Checkpoint, open_checkpoint
 
-FEATURES = "features.weight"
-"""The weight that says, of a draft's checkpoint, that it reads features."""
-
 
 class Student(ABC):
     """A torch module with a transformers LlamaConfig. It speaks `vocab`, a subset of the target's vocabulary
@@ -71,7 +68,7 @@ def open_draft(path: Path, target: Checkpoint, *, reads_features: bool) -> Check
     """A draft that training can go on from. Raises ConfigError or ModelError for what is none."""
     checkpoint = open_checkpoint(path)
     vocab, size = checkpoint.draft_vocab, target.config.vocab_size
-    if not path.is_dir() or (vocab is not None and not checkpoint.embeds_draft_vocab):
+    if not path.is_dir() or checkpoint.config.vocab_size != checkpoint.head_size:
         raise ConfigError(
             f"cannot train {path} further",
             hint="give a directory of weights whose embedding and head have the same tokens",
@@ -83,9 +80,9 @@ def open_draft(path: Path, target: Checkpoint, *, reads_features: bool) -> Check
             f"{path} is no draft for this target: its vocabulary is another",
             hint="start from a draft made for it, or from none",
         )
-    if (FEATURES in checkpoint.weights.names()) != reads_features:
+    if checkpoint.reads_features != reads_features:
         raise ConfigError(
-            f"{path} reads {'tokens alone' if reads_features else 'the hidden rows of its target'}",
+            f"{path} reads {'tokens alone' if reads_features else 'hidden rows of its target'}",
             hint=f"{'leave out' if reads_features else 'give'} --features, or start from another draft",
         )
     return checkpoint
