@@ -68,6 +68,7 @@ def test_distill_then_judge(tiny_model, prompts, tmp_path, capsys):
         (["distill", "TARGET", "--out", "DIR", "--size", "0.002m"], ["fits no head", "--vocab"]),
         (["distill", "TARGET", "--out", "DIR", "--size", "seven"], ["seven", "7m"]),
         (["distill", "TARGET", "--out", "DIR", "--init", "TARGET", "--members", "2"], ["--init"]),
+        (["distill", "TARGET", "--out", "DIR", "--size", "7m", "--features"], ["--features"]),
         (["distill", "none/at/all", "--out", "DIR"], ["none/at/all"]),
         (["distill", "TARGET"], ["--out"]),
         (["judge", "TARGET", "TARGET", "--prompts", "PROMPTS", "--every", "0"], ["every"]),

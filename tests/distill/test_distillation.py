@@ -232,15 +232,22 @@ def test_a_draft_with_features_survives_interrupts_and_kills(
     assert_same(resumed, reads_features)
 
 
-def test_a_draft_is_trained_further(distil, finished, tmp_path):
-    run = distil(tmp_path / "further", finished.data, init=finished.out, num_epochs=1)
+@pytest.mark.parametrize("kind", ["finished", "reads_features"])
+def test_a_draft_is_trained_further(distil, kind, tmp_path, request):
+    first = request.getfixturevalue(kind)
+    changes = {"features": True, "size": None} if kind == "reads_features" else {}
+    run = distil(tmp_path / "further", first.data, init=first.out, num_epochs=1, **changes)
     run.train(run.write())
-    assert load_file(str(run.out / "draft_vocab.safetensors"))["d2t"].tolist() == finished_vocab(finished)
-    assert (run.out / "model.safetensors").read_bytes() != (finished.out / "model.safetensors").read_bytes()
+    vocab, weights = "draft_vocab.safetensors", "model.safetensors"
+    assert (run.out / vocab).read_bytes() == (first.out / vocab).read_bytes()
+    assert (run.out / weights).read_bytes() != (first.out / weights).read_bytes()
 
 
-def finished_vocab(finished):
-    return load_file(str(finished.out / "draft_vocab.safetensors"))["d2t"].tolist()
+def test_a_draft_of_another_kind_is_not_trained_further(distil, finished, reads_features, tmp_path):
+    with pytest.raises(ConfigError, match="reads tokens alone"):
+        distil(tmp_path / "draft", features=True, size=None, init=finished.out)
+    with pytest.raises(ConfigError, match="reads hidden rows"):
+        distil(tmp_path / "draft", init=reads_features.out)
 
 
 def test_a_target_without_chat_template_and_a_whole_vocabulary(distil, write_model, tmp_path):

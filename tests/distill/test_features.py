@@ -139,6 +139,12 @@ def test_in_training_it_reads_its_own_rows_now_and_then(tiny_model, lessons, mon
     assert own[:, 1:].std() > 0 and not (is_own & is_targets)[:, 1:].all()
 
 
+def test_other_targets_are_refused(write_model, tmp_path):
+    path = write_model(tmp_path / "target", model_type="mistral")
+    with pytest.raises(ConfigError, match="of type mistral: drafts read the features of a llama alone"):
+        FeatureStudent.fresh(VOCAB, open_checkpoint(path), 3.0, seed=0)
+
+
 def test_a_damaged_file_is_named(tmp_path, lessons):
     path = tmp_path / "features-00000.safetensors"
     for content in (b"nothing", None):
