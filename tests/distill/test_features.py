@@ -17,7 +17,9 @@ from specinfer.distill.batches import MicroBatch, micro_batch
 from specinfer.distill.feature_student import FeatureStudent
 from specinfer.distill.features import open_features, root_mean_square
 from specinfer.distill.forcing import hidden_rows
+from specinfer.distill.hits import draft_ranks
 from specinfer.distill.lessons import make_lessons
+from specinfer.distill.packing import pack
 from specinfer.models.loader import open_checkpoint
 
 VOCAB = np.arange(20, 300)
@@ -139,9 +141,28 @@ def test_in_training_it_reads_its_own_rows_now_and_then(tiny_model, lessons, mon
     assert own[:, 1:].std() > 0 and not (is_own & is_targets)[:, 1:].all()
 
 
+def test_the_engine_says_what_the_student_says(tiny_model, tmp_path, lessons):
+    student = FeatureStudent.fresh(VOCAB, open_checkpoint(tiny_model), 3.0, seed=0)
+    student.save(tmp_path / "draft")
+    said = student.logits(batch_of(student, lessons)).argmax(dim=1).numpy()
+    ends = np.cumsum([lesson.text.num_rows for lesson in lessons])
+    texts, wanted = [lesson.text for lesson in lessons], np.split(VOCAB[said], ends[:-1])
+    ranks = np.concatenate(draft_ranks(str(tiny_model), tmp_path / "draft", texts, wanted, 300, "cpu"))
+    assert (ranks == 0).mean() > 0.9  # bf16 on the disk
+    assert ranks.max() < 4
+
+
+def test_packed_with_all_tokens_it_lists_them(tiny_model, tmp_path):
+    FeatureStudent.fresh(None, open_checkpoint(tiny_model), 3.0, seed=0).save(tmp_path / "draft")
+    pack(tmp_path / "draft", tmp_path / "draft.gguf")
+    packed = open_checkpoint(tmp_path / "draft.gguf")
+    assert packed.reads_features
+    assert packed.draft_vocab.tolist() == list(range(300))
+
+
 def test_other_targets_are_refused(write_model, tmp_path):
     path = write_model(tmp_path / "target", model_type="mistral")
-    with pytest.raises(ConfigError, match="of type mistral: drafts read the features of a llama alone"):
+    with pytest.raises(ConfigError, match="of type mistral: feature drafts are trained for a llama"):
         FeatureStudent.fresh(VOCAB, open_checkpoint(path), 3.0, seed=0)
 
 

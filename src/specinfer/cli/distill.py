@@ -51,7 +51,7 @@ def distill(
         bool,
         Option(
             "--features",
-            help="Make a draft of one layer that reads the target's hidden rows, for a Llama; has no --size.",
+            help="Make a feature draft: one layer that reads the hidden rows of its target, a Llama.",
         ),
     ] = False,
     vocab: Annotated[int, Option(help="Tokens of the target's that the draft works on.")] = 16384,

@@ -8,8 +8,8 @@ from typing import Any
 from specinfer.distill.hits import DEPTHS, WIDTHS
 
 FEATURES_NOTE = (
-    "It reads the hidden rows of {target}, and that model's embedding and head are its own, which are not in "
-    "here: it is a draft for this very model and no other."
+    "It is a feature draft: it reads the hidden rows of {target}, and has the embedding and the head of that "
+    "model in place of its own. It serves this very model and no other."
 )
 
 

@@ -144,13 +144,13 @@ def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None) -> Any:
     config, weights = target.config, target.weights
     if not has_llama_layers(config):
         raise ConfigError(
-            f"{target.path} is of type {config.model_type}: drafts read the features of a llama alone",
-            hint="leave out --features: a draft that reads tokens is made for any target",
+            f"{target.path} is of type {config.model_type}: feature drafts are trained for a llama alone",
+            hint="leave out --features: drafts that read tokens are made for any target",
         )
     assert config.rope is not None
     if config.rope.freq_factors is not None:
         raise ConfigError(
-            f"{target.path}: a draft that reads features cannot be trained with a GGUF's frequency factors",
+            f"{target.path}: no feature draft can be trained with a GGUF's frequency factors",
             hint="name the model's Hugging Face directory",
         )
     given = (

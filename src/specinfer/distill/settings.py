@@ -23,9 +23,9 @@ class DistillSettings:
 
     target: as EngineConfig.model. prompts: a file for `read_prompts`, None for the built-in ones, of which
     num_prompts are drawn. num_questions: what the target asks itself, besides; None is 2000 beside built-in
-    prompts where the target has a chat template, else 0. max_tokens: longest answer. features: whether the
-    draft reads the target's hidden rows, which gives it its size. size: millions of parameters, as in "7m",
-    which is what None means. init: a draft to go on from, instead of a size and a vocabulary. vocab_size:
+    prompts where the target has a chat template, else 0. max_tokens: longest answer. features: to make a
+    feature draft, whose size the target gives. size: millions of parameters of another, as in "7m", which is
+    what None means. init: a draft to go on from, instead of a size and a vocabulary. vocab_size:
     tokens that the draft works on. num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning
     rate of None is 2e-3 for a fresh draft and 5e-4 for one to go on from. num_members: drafts that cover each
     other. seed: of prompts, noise, weights and order. device, max_num_seqs: as EngineConfig; they change no
@@ -62,7 +62,7 @@ class DistillSettings:
             raise ConfigError(f"num_questions must not be negative, got {self.num_questions}")
         if self.features and self.size is not None:
             raise ConfigError(
-                "a draft that reads features has the size of one of its target's layers",
+                "a feature draft has the size of one of its target's layers",
                 hint="give --size or --features, not both",
             )
         parse_size(self.token_size)
@@ -71,7 +71,7 @@ class DistillSettings:
         if self.learning_rate is not None and not 0 < self.learning_rate < 1:
             raise ConfigError(f"learning_rate must be in (0, 1), got {self.learning_rate}")
         if self.features and self.num_members > 1:
-            raise ConfigError("drafts that read features have no members", hint="leave out --members")
+            raise ConfigError("feature drafts have no members", hint="leave out --members")
         if self.init is not None and self.num_members > 1:
             raise ConfigError(
                 "members are compared with one draft of their total size, and --init has one size",
@@ -81,7 +81,7 @@ class DistillSettings:
     @property
     def token_size(self) -> str:
         """The size meant, of a draft that reads tokens."""
-        return self.size or DEFAULT_SIZE
+        return DEFAULT_SIZE if self.size is None else self.size
 
     @property
     def peak_rate(self) -> float:
@@ -114,7 +114,7 @@ class DistillSettings:
         """What decides the drafts."""
         return {
             "data": self.data_record(prompts, num_questions),
-            "size": None if self.init else "features" if self.features else self.token_size,
+            "size": None if self.init is not None else "features" if self.features else self.token_size,
             "init": None if self.init is None else str(self.init),
             "vocab_size": self.vocab_size if self.init is None else None,
             "num_epochs": self.num_epochs,
