@@ -52,10 +52,10 @@ def model_card(record: Mapping[str, Any]) -> str:
 
 
 def coverage_table(coverage: Sequence[Sequence[float]]) -> str:
-    """[depth][width] shares."""
+    """[depth][width] shares, of as many of DEPTHS as there are."""
     return table(
         ["depth", *(f"top {width}" for width in WIDTHS)],
-        [[str(depth), *(f"{x:.3f}" for x in row)] for depth, row in zip(DEPTHS, coverage, strict=True)],
+        [[str(depth), *(f"{x:.3f}" for x in row)] for depth, row in zip(DEPTHS, coverage, strict=False)],
     )
 
 

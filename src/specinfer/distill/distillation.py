@@ -248,7 +248,11 @@ class Distillation:
             "num_training_tokens": sum(lesson.text.num_rows for lesson in training),
             "num_held_out_tokens": sum(lesson.text.num_rows for lesson in held_out),
             "drafts": [
-                {"name": draft.name, "num_parameters": draft.num_parameters, "coverage": coverage(found)}
+                {
+                    "name": draft.name,
+                    "num_parameters": draft.num_parameters,
+                    "coverage": coverage(found, s.features),
+                }
                 for draft, found in zip(drafts, ranks, strict=True)
             ],
             "boosting": None,

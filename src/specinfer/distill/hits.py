@@ -69,10 +69,12 @@ def union(members: Sequence[Ranks]) -> list[NDArray[np.uint8]]:
     return [np.minimum.reduce(list(each)) for each in zip(*members, strict=True)]
 
 
-def coverage(ranks: Ranks) -> list[list[float]]:
+def coverage(ranks: Ranks, reads_features: bool = False) -> list[list[float]]:
     """[depth][width]: share of positions from which the next DEPTHS[depth] tokens are all among the best
-    WIDTHS[width]: how often a greedy tree of that width everywhere is accepted down to that depth."""
-    return [[share(ranks, depth, width) for width in WIDTHS] for depth in DEPTHS]
+    WIDTHS[width]: how often a greedy tree of that width everywhere is accepted down to that depth. Ranks of a
+    draft that reads features were made with the target's rows, which it has at the first depth alone."""
+    depths = DEPTHS[:1] if reads_features else DEPTHS
+    return [[share(ranks, depth, width) for width in WIDTHS] for depth in depths]
 
 
 def share(ranks: Ranks, depth: int, width: int) -> float:

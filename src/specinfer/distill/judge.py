@@ -19,6 +19,7 @@ from specinfer.errors import ConfigError
 from specinfer.interrupt import Interrupted, catch_interrupt
 from specinfer.llm import LLM
 from specinfer.models.catalog import draft_path
+from specinfer.models.loader import open_checkpoint
 from specinfer.outputs import CompletionOutput
 from specinfer.sampling_params import SamplingParams
 from specinfer.tree import parse_topology
@@ -72,9 +73,10 @@ def judge_drafts(
     texts = [Text(np.array([*one, *tokens]), len(one)) for one, tokens in zip(ids, answers, strict=True)]
     paths = [draft_path(target, draft) for draft in drafts]
     ranks = [draft_ranks(target, path, texts, answers, llm.engine.vocab_size, device) for path in paths]
-    found = {str(draft): coverage(one) for draft, one in zip(drafts, ranks, strict=True)}
+    read = [open_checkpoint(path).reads_features for path in paths]
+    found = {draft: coverage(one, reads) for draft, one, reads in zip(drafts, ranks, read, strict=True)}
     if len(drafts) > 1:
-        found["together"] = coverage(union(ranks))
+        found["together"] = coverage(union(ranks), any(read))
     timed = ids[:num_timed]
     measured: list[Pace] = []
     if timed:
