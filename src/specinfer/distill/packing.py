@@ -22,7 +22,10 @@ def pack(directory: Path, file: Path) -> None:
     draft = open_checkpoint(directory)
     config = draft.config
     if config.model_type != "llama" or config.rope is None or config.rope.kind != "default":
-        raise ConfigError(f"{directory} is no draft of ours", hint="name one that specinfer distill made")
+        raise ConfigError(
+            f"{directory} is a {config.model_type} with positions that are not packed",
+            hint="name a draft that specinfer distill made; with scaled positions, ship the directory",
+        )
     writer = gguf.GGUFWriter(file, "llama")
     write_config(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
