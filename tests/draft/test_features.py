@@ -112,6 +112,18 @@ def test_children_are_the_best_after_the_targets_rows(
     assert check_proposals(llm, [*asked, asked[2][:20] + asked[1], asked[2]], reference, (2, 2, 1)) > 20
 
 
+@pytest.mark.parametrize("level", ["", "off"])
+def test_bf16(tiny_model: Path, feature_draft: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECINFER_CPU", level)
+    plain, drafted = (
+        LLM(str(tiny_model), drafts=drafts, dtype="bfloat16", tree="2,1").generate(
+            prompts(9, 20), PARAMS, progress=False
+        )
+        for drafts in ([], [str(feature_draft)])
+    )
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
+
+
 def test_preempted_requests_keep_their_rows(
     tiny_model: Path, feature_draft: Path, reference: Reference
 ) -> None:

@@ -82,6 +82,7 @@ class ModelRunner:
         if hidden is None:
             positions = torch.from_numpy(batch.positions).to(self._device)
             hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device), positions)
+        hidden = hidden.to(self.pool.k[0].dtype)
         hidden, captured = self.run_layers(batch, hidden, range(len(self.model.layers)), capture_layers)
         if not len(batch.logits_rows):
             return hidden.new_zeros((0, self.model.config.vocab_size)), captured
