@@ -43,12 +43,15 @@ def test_attention_equals_cpu() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_speculation_changes_nothing(tiny_model: Path, tiny_draft: Path, temperature: float) -> None:
+def test_speculation_changes_nothing(
+    tiny_model: Path, tiny_draft: Path, feature_draft: Path, temperature: float
+) -> None:
     """cuBLAS promises no bits, but a tiny fp32 model has no near-ties in a few hundred tokens."""
     prompts = [[i, 2, 3, 4] for i in range(8)]
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=32) for i in range(8)]
     plain = LLM(str(tiny_model), dtype="float32", device="cuda").generate(prompts, params, progress=False)
-    llm = LLM(str(tiny_model), drafts=[str(tiny_draft), "ngram"], dtype="float32", device="cuda")
+    drafts = [str(tiny_draft), str(feature_draft), "ngram"]
+    llm = LLM(str(tiny_model), drafts=drafts, dtype="float32", device="cuda")
     for a, b in zip(plain, llm.generate(prompts, params, progress=False), strict=True):
         assert a.outputs[0].token_ids == b.outputs[0].token_ids
     llm.engine.check_integrity()
