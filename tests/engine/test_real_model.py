@@ -24,8 +24,8 @@ NUM_TOKENS = 32
 def llm(smollm2_path: Path, request: Any) -> LLM:
     """One load for all: drafts are taken out of it, not added."""
     return LLM(
-        "smollm2-135m", drafts=["default", "ngram"], tree="3,2,1,1", dtype=request.param, max_model_len=128,
-        max_num_seqs=4,
+        "smollm2-135m", drafts=["default", "features", "ngram"], tree="3,2,1,1", dtype=request.param,
+        max_model_len=128, max_num_seqs=4,
     )  # fmt: skip
 
 
@@ -40,9 +40,9 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[tupl
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_same_tokens(llm: LLM, put: Any, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True)
-    both = llm.engine.parts.drafter
-    assert isinstance(both, EnsembleDrafter)
-    default, _ = both._drafters
+    merged = llm.engine.parts.drafter
+    assert isinstance(merged, EnsembleDrafter)
+    default, features, _ = merged._drafters
     assert isinstance(default, ModelDrafter)
     with put(llm, drafter=None, max_tree_nodes=1):
         expected, accepted = run(llm, PROMPTS, params)
@@ -52,11 +52,12 @@ def test_the_same_tokens(llm: LLM, put: Any, temperature: float) -> None:
     for name, drafter, topology in [
         ("chain", default, Chain(4)),
         ("tree", default, Expansion(3, 2, 1, 1)),
-        ("merged with prompt lookup", both, Expansion(2, 1)),
+        ("features", features, Expansion(2, 2, 1)),
+        ("merged", merged, Expansion(2, 1)),
     ]:
         with put(llm, drafter=drafter, topology=topology, max_tree_nodes=22):
             tokens, accepted = run(llm, PROMPTS, params)
         assert tokens == expected, name
         assert accepted > NUM_TOKENS // 2, f"{name}: hardly anything was accepted"
-    with put(llm, drafter=both, topology=Expansion(2, 1), max_tree_nodes=9):
+    with put(llm, drafter=merged, topology=Expansion(2, 1), max_tree_nodes=13):
         assert run(llm, PROMPTS[2:3], params)[0] == expected[2:3], "merged and alone"

