@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from specinfer.cli.options import EngineOptions
+from specinfer.models.catalog import BUILT_IN, draft_path
+
 COMMANDS = ("demo", "generate", "chat", "tree")
 
 
@@ -145,6 +148,12 @@ class TestModels:
     def test_draft_of_another_vocabulary(self, specinfer, tmp_path, tiny_model, write_model):
         path = write_model(tmp_path / "d", vocab_size=280, tokenizer=False)
         specinfer("generate", "hi", "-m", tiny_model, "-d", path).assert_error(2, "280", "300")
+
+    def test_drafts_that_ship_are_known(self):
+        for model, entry in BUILT_IN.items():
+            for draft in entry.drafts:
+                EngineOptions(model=model, draft=[draft]).check()
+                assert draft_path(model, draft).exists()
 
     def test_no_default_draft(self, specinfer, tiny_model):
         specinfer("generate", "hi", "-m", tiny_model, "-d", "default").assert_error(2, "no draft")

@@ -54,7 +54,8 @@ class EngineOptions:
             "--draft",
             "-d",
             help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
-            "A built-in model has its own: 'default', which is merged with 'ngram' unless drafts are named.",
+            "A built-in model has its own: 'features', and 'default', which is merged with 'ngram' where "
+            "none is named.",
             panel="Model",
             metavar="NAME",
         ),
@@ -99,8 +100,9 @@ class EngineOptions:
         EngineConfig(model=self.model, max_model_len=self.max_model_len, kv_memory=self.kv_memory)
         from specinfer.models.catalog import BUILT_IN, path_on_disk
 
+        shipped = BUILT_IN[self.model].drafts if self.model in BUILT_IN else ()
         for name in (self.model, *(self.draft or ())):
-            if name not in BUILT_IN and name not in NOT_MODELS:
+            if name not in (*BUILT_IN, *NOT_MODELS, *shipped):
                 path_on_disk(name)
 
     def drafts(self) -> tuple[str, ...]:
