@@ -120,6 +120,12 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
 
 
+def write_draft_vocab(directory: Path) -> None:
+    """200 of 300 tokens."""
+    d2t = torch.from_numpy(np.random.default_rng(0).permutation(300)[:200]).to(torch.int32)
+    save_file({"d2t": d2t}, str(directory / "draft_vocab.safetensors"))
+
+
 @pytest.fixture(scope="session")
 def write_model() -> WriteModel:
     """write_model(directory, seed=0, scale=..., tokenizer=True, like=(directory, noise), **config changes).
@@ -183,8 +189,7 @@ def other_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteMode
         vocab_size=200,
         num_hidden_layers=1,
     )
-    d2t = torch.from_numpy(np.random.default_rng(0).permutation(300)[:200]).to(torch.int32)
-    save_file({"d2t": d2t}, str(directory / "draft_vocab.safetensors"))
+    write_draft_vocab(directory)
     return directory
 
 
@@ -204,8 +209,7 @@ def feature_draft(tmp_path_factory: pytest.TempPathFactory, write_model: WriteMo
     generator = torch.Generator().manual_seed(6)
     weights["features.weight"] = torch.randn(32, 64, generator=generator)
     save_file(weights, str(directory / "model.safetensors"))
-    d2t = torch.from_numpy(np.random.default_rng(0).permutation(300)[:200]).to(torch.int32)
-    save_file({"d2t": d2t}, str(directory / "draft_vocab.safetensors"))
+    write_draft_vocab(directory)
     return directory
 
 

@@ -19,15 +19,16 @@ from specinfer.distill.batches import MicroBatch
 from specinfer.distill.inheritance import has_llama_layers
 from specinfer.distill.student import Student, open_draft
 from specinfer.errors import ConfigError
+from specinfer.models.borrowed import EMBEDDING, head_rows
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint, read_raw_config
 from specinfer.models.weights import FEATURES
+from specinfer.runtime.features import read_rows
 
 OWN_SHARE = 0.3
 """Of the rows read in training, the student's own."""
 NOISE_SHARE = 0.3
 """Of nn.Linear's random weights, what a fresh student begins with."""
-EPSILON = 1e-6
 
 
 class FeatureModel(nn.Module):
@@ -49,16 +50,13 @@ class FeatureModel(nn.Module):
         self.model = LlamaModel(config)
         self.norm, self.model.norm = self.model.norm, nn.Identity()
         self.model.embed_tokens = None
-        embedding = target.weights.get("model.embed_tokens.weight")
-        head = embedding if target.config.tie_embeddings else target.weights.get("lm_head.weight")
-        head = head if vocab is None else head[torch.from_numpy(vocab)]
-        self.register_buffer("embedding", embedding, persistent=False)
-        self.register_buffer("head", head.float(), persistent=False)
+        self.register_buffer("embedding", target.weights.get(EMBEDDING), persistent=False)
+        self.register_buffer("head", head_rows(target, vocab).float(), persistent=False)
 
     def rows(self, token_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """token_ids: [texts, length] the target's; features: [texts, length, hidden] last hidden rows of the
         positions before. -> [texts, length, hidden], the last hidden rows, before the norm."""
-        read = torch.cat([unit_rows(self.embedding[token_ids]), unit_rows(features)], dim=-1)
+        read = read_rows(self.embedding[token_ids], features)
         rows: torch.Tensor = self.model(
             inputs_embeds=self.scale * self.features(read), use_cache=False
         ).last_hidden_state
@@ -129,12 +127,6 @@ class FeatureStudent(Student):
 def stored_name(name: str) -> str:
     """Of a FeatureModel's weight: the one that the same weight has in a Llama's checkpoint."""
     return f"model.{name}" if name == "norm.weight" else name
-
-
-def unit_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Rows with a root mean square of 1, in fp32; 0 stays 0."""
-    rows = rows.float()
-    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + EPSILON)
 
 
 def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specinfer.errors import ConfigError
 from specinfer.models.loader import Checkpoint
@@ -29,8 +31,13 @@ class BorrowedHead:
     def get(self, name: str) -> torch.Tensor:
         if name != EMBEDDING:
             return self._weights.get(name)
-        rows = self._target.weights.get(EMBEDDING if self._target.config.tie_embeddings else HEAD)
-        return rows if self._vocab is None else rows[torch.from_numpy(self._vocab)]
+        return head_rows(self._target, self._vocab)
+
+
+def head_rows(target: Checkpoint, vocab: NDArray[np.int64] | None) -> torch.Tensor:
+    """[tokens, hidden_size] of a target's head: those of `vocab`, None for all. Raises ModelError."""
+    rows = target.weights.get(EMBEDDING if target.config.tie_embeddings else HEAD)
+    return rows if vocab is None else rows[torch.from_numpy(vocab)]
 
 
 def borrow(name: str, draft: Checkpoint, target: Checkpoint) -> Checkpoint:

@@ -36,6 +36,11 @@ class Batch:
     logits_rows: Ints
 
     @cached_property
+    def slots(self) -> Ints:
+        """[num_tokens], where their K/V goes."""
+        return np.concatenate([span.slots for span in self.spans])
+
+    @cached_property
     def positions(self) -> Ints:
         """[num_tokens], absolute."""
         return np.concatenate([len(span.context_slots) + span.depths() for span in self.spans])

@@ -51,8 +51,7 @@ class FeatureRunner:
 
     def store(self, batch: Batch, rows: torch.Tensor) -> None:
         """Keep the target's hidden rows [num_tokens, hidden_size] after `target_layer` of a batch it ran."""
-        slots = np.concatenate([span.slots for span in batch.spans])
-        self._rows[torch.from_numpy(slots).to(rows.device)] = rows.to(self._rows.dtype)
+        self._rows[torch.from_numpy(batch.slots).to(rows.device)] = rows.to(self._rows.dtype)
 
     @torch.inference_mode()
     def run(
@@ -60,10 +59,9 @@ class FeatureRunner:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As ModelRunner.run, for token ids of the target's."""
         before = np.concatenate([self._slots_before(span) for span in batch.spans])
-        rows = self._rows[torch.from_numpy(before).to(self._rows.device)].float()
-        embedded = self._target.embed(batch.token_ids).float()
-        inputs = torch.cat([scaled(embedded), scaled(rows)], dim=1).to(self._weight.dtype)
-        hidden = torch.nn.functional.linear(inputs, self._weight)
+        rows = self._rows[torch.from_numpy(before).to(self._rows.device)]
+        embedded = self._target.embed(batch.token_ids)
+        hidden = torch.nn.functional.linear(read_rows(embedded, rows).to(self._weight.dtype), self._weight)
         last = self._last_layer
         logits, captured = self._draft.run(batch, {last, *capture_layers}, hidden=hidden)
         self._keep_own(batch, captured[last])
@@ -81,13 +79,18 @@ class FeatureRunner:
         return before
 
     def _keep_own(self, batch: Batch, rows: torch.Tensor) -> None:
-        slots = np.concatenate([span.slots for span in batch.spans])
-        own = np.flatnonzero(slots >= self.pool.scratch_start)
+        own = np.flatnonzero(batch.slots >= self.pool.scratch_start)
         if len(own):
             index = torch.from_numpy(own).to(rows.device)
-            self._rows[torch.from_numpy(slots[own]).to(rows.device)] = rows[index].to(self._rows.dtype)
+            self._rows[torch.from_numpy(batch.slots[own]).to(rows.device)] = rows[index].to(self._rows.dtype)
 
 
-def scaled(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of mean square 1."""
-    return rows * torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + EPS)
+def read_rows(embedded: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """[..., hidden_size] each -> [..., 2 * hidden_size] in fp32, what `features.weight` is applied to."""
+    return torch.cat([unit_rows(embedded), unit_rows(before)], dim=-1)
+
+
+def unit_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows with a root mean square of 1, in fp32; 0 stays 0."""
+    rows = rows.float()
+    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + EPS)
