@@ -14,6 +14,7 @@ from specinfer.distill.answers import AnswerFile
 from specinfer.distill.trainer import Trainer, read_checkpoint
 from specinfer.engine.engine import Engine
 from specinfer.interrupt import Interrupted
+from specinfer.models.loader import open_checkpoint
 
 
 class Killed(BaseException):
@@ -232,6 +233,21 @@ def test_a_draft_with_features_survives_interrupts_and_kills(
     assert_same(resumed, reads_features)
 
 
+def test_members_that_read_features_cover_what_others_miss(distil, reads_features, tmp_path):
+    run = distil(
+        tmp_path / "boosted", reads_features.data, features=True, size=None, num_members=2, num_epochs=1
+    )
+    record = run.run()
+    member, larger = (open_checkpoint(run.out / name) for name in ("member-2", "larger"))
+    assert (member.config.num_layers, larger.config.num_layers) == (1, 2)
+    rows = record["boosting"]["rows"]
+    assert [len(row["depths"]) for row in rows] == [1] * 4
+    assert rows[0]["depths"] <= rows[1]["depths"]
+    for paces in record["paces"].values():
+        assert all(pace["num_identical"] == record["num_judged_prompts"] for pace in paces)
+    assert "depth 2" not in (run.out / "README.md").read_text().split("## Together")[1].split("##")[0]
+
+
 @pytest.mark.parametrize("kind", ["finished", "reads_features"])
 def test_a_draft_is_trained_further(distil, kind, tmp_path, request):
     first = request.getfixturevalue(kind)
@@ -271,7 +287,7 @@ def test_a_target_without_chat_template_and_a_whole_vocabulary(distil, write_mod
         ({"learning_rate": 2.0}, "learning_rate"),
         ({"num_members": 2, "init": "x"}, "--init or --members"),
         ({"features": True}, "--size or --features"),
-        ({"features": True, "size": None, "num_members": 2}, "no members"),
+        ({"features": True, "size": None, "num_members": 9}, "a draft of 9 is wanted"),
         ({"max_tokens": 600}, "none of them is for train"),
     ],
 )

@@ -85,22 +85,31 @@ LLAMA3 = {
 
 
 @pytest.mark.parametrize(
-    ("vocab", "changes"),
+    ("vocab", "num_layers", "changes"),
     [
-        (VOCAB, {}),
-        (None, {"tie_word_embeddings": True}),
-        (VOCAB, {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": LLAMA3, "pad_token_id": 290}),
+        (VOCAB, 1, {}),
+        (None, 2, {"tie_word_embeddings": True}),
+        (
+            VOCAB,
+            1,
+            {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": LLAMA3, "pad_token_id": 290},
+        ),
     ],
 )
-def test_a_student_on_the_disk_is_what_it_was(write_model, tmp_path, lessons, vocab, changes):
+def test_a_student_on_the_disk_is_what_it_was(write_model, tmp_path, lessons, vocab, num_layers, changes):
     path = write_model(tmp_path / "target", **changes)
     target = open_checkpoint(path)
-    made = FeatureStudent.fresh(vocab, target, 3.0, seed=0)
+    made = FeatureStudent.fresh(vocab, target, 3.0, seed=0, num_layers=num_layers)
     made.save(tmp_path / "draft")
     assert set(load_file(tmp_path / "draft" / "model.safetensors")) == {
         "features.weight",
         "model.norm.weight",
-        *(name for name in target.weights.names() if name.startswith("model.layers.0.")),
+        *(
+            name
+            for i in range(num_layers)
+            for name in target.weights.names()
+            if name.startswith(f"model.layers.{i}.")
+        ),
     }
     draft = open_checkpoint(tmp_path / "draft")
     assert (draft.config.rope, draft.config.norm_eps) == (target.config.rope, target.config.norm_eps)
@@ -120,6 +129,9 @@ def test_a_fresh_student_is_the_last_layer_reading_its_own_rows(tiny_model, less
     assert torch.equal(weights["norm.weight"], target.weights.get("model.norm.weight"))
     last = target.weights.get("model.layers.1.mlp.up_proj.weight")
     assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], last)
+    two = FeatureStudent.fresh(None, target, 3.0, seed=0, num_layers=2).model.state_dict()
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"):
+        assert torch.equal(two[name], target.weights.get(name))
     read = batch.features.float()
     inputs = 3.0 * read / read.square().mean(-1, keepdim=True).add(1e-6).sqrt()
     expected = student.model.model(inputs_embeds=inputs).last_hidden_state

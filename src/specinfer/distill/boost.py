@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.distill.forcing import Text, forced_logits
-from specinfer.distill.hits import DEPTHS, Ranks, share, union
-from specinfer.llm import LLM
+from specinfer.attention import Span
+from specinfer.distill.hits import Ranks, depths_of, draft_llm, share, union
+from specinfer.runtime import Batch, WorkItem
+from specinfer.runtime.native import own_threads
 
 FOUND_WEIGHT = 0.1
 """What a token still counts for that a member before finds: the next one must go on speaking the language."""
@@ -28,24 +29,26 @@ def boost_weights(members: Sequence[Ranks], num_rows: Sequence[int]) -> list[NDA
     return [np.where(row == 0, FOUND_WEIGHT, 1.0).astype(np.float32) for row in union(members)]
 
 
-def compare(members: Sequence[Ranks], larger: Ranks, costs: Sequence[float]) -> dict[str, Any]:
+def compare(
+    members: Sequence[Ranks], larger: Ranks, costs: Sequence[float], reads_features: bool = False
+) -> dict[str, Any]:
     """What each member adds, against one draft of the same size that may name as many candidates.
 
     costs: milliseconds of a forward, of each member and of the larger draft. Every row has the shares of
-    places where a candidate is right at every depth down to each of DEPTHS.
+    places where a candidate is right at every depth down to each of `depths_of`.
     """
-    n = len(members)
+    n, depths = len(members), depths_of(reads_features)
     rows: list[dict[str, Any]] = [
         {
             "name": "member 1" if m == 1 else f"members 1 to {m}",
             "milliseconds": sum(costs[:m]),
-            "depths": [share(union(members[:m]), depth, 1) for depth in DEPTHS],
+            "depths": [share(union(members[:m]), depth, 1) for depth in depths],
         }
         for m in range(1, n + 1)
     ]
     for width in (1, n):
-        depths = [share(larger, depth, width) for depth in DEPTHS]
-        rows.append({"name": f"one larger, its best {width}", "milliseconds": costs[-1], "depths": depths})
+        shares = [share(larger, depth, width) for depth in depths]
+        rows.append({"name": f"one larger, its best {width}", "milliseconds": costs[-1], "depths": shares})
     together, alone = rows[n - 1]["depths"][0], rows[-1]["depths"][0]
     winner = "the members win" if together > alone else "one larger draft wins"
     verdict = (
@@ -55,13 +58,16 @@ def compare(members: Sequence[Ranks], larger: Ranks, costs: Sequence[float]) -> 
     return {"rows": rows, "verdict": verdict}
 
 
-def forward_milliseconds(draft: Path, device: str) -> float:
-    """Median time of a forward of two tokens: what a draft costs per depth, the least it can."""
-    llm = LLM(str(draft), device=device, max_num_seqs=1, prefix_cache=False)
-    text = Text(np.zeros(2, np.int64), 1)
+def forward_milliseconds(target: str, draft: Path, device: str) -> float:
+    """Median time of a forward of one token with warm caches: the least that a draft costs per depth."""
+    parts = draft_llm(target, draft, device).engine.parts
+    runner = parts.readers[0] if parts.readers else parts.runner
+    span = Span(np.zeros(0, np.int64), np.zeros(1, np.int64), np.full(1, -1, np.int64))
+    batch = Batch.of([WorkItem(span, np.zeros(1, np.int64), np.zeros(1, np.int64))])
     seconds = []
-    for _ in range(NUM_TIMED):
-        start = time.perf_counter()
-        list(forced_logits(llm, [text]))
-        seconds.append(time.perf_counter() - start)
+    with own_threads(parts.runner):
+        for _ in range(NUM_TIMED):
+            start = time.perf_counter()
+            runner.run(batch)[0].sum().item()  # a GPU is done when its result is here
+            seconds.append(time.perf_counter() - start)
     return 1e3 * statistics.median(seconds)

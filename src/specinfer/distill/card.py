@@ -65,7 +65,8 @@ def boosting_text(boosted: Mapping[str, Any]) -> str:
         [row["name"], f"{row['milliseconds']:.2f}", *(f"{x:.3f}" for x in row["depths"])]
         for row in boosted["rows"]
     ]
-    header = ["drafts", "ms a forward", *(f"depth {depth}" for depth in DEPTHS)]
+    depths = DEPTHS[: len(boosted["rows"][0]["depths"])]
+    header = ["drafts", "ms a forward", *(f"depth {depth}" for depth in depths)]
     note = (
         "Shares of places where one of the candidates is right, all the way down to a depth. "
         "A member names one candidate."

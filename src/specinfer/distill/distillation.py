@@ -77,7 +77,7 @@ class Distillation:
         self._end_token_ids = tokenizer.eos_token_ids
         self._vocab_size = min(settings.vocab_size, self.target.config.vocab_size)
         if settings.features:
-            draft_config(self.target, None)
+            draft_config(self.target, None, settings.num_members)
         elif settings.init is None:
             self._shape(1)
         if settings.init is not None:
@@ -182,7 +182,7 @@ class Distillation:
             scale = root_mean_square(lesson.features for lesson in training if lesson.features is not None)
             if init is not None:
                 return lambda _, seed: FeatureStudent.from_directory(init, target, scale)
-            return lambda _, seed: FeatureStudent.fresh(vocab, target, scale, seed)
+            return lambda times, seed: FeatureStudent.fresh(vocab, target, scale, seed, times)
         if init is not None:
             return lambda scale, seed: TokenStudent.from_directory(init, target)
         rows = sample_rows(
@@ -273,8 +273,8 @@ class Distillation:
             },
         }
         if s.num_members > 1:
-            costs = [forward_milliseconds(draft.directory, s.device) for draft in drafts]
-            record["boosting"] = compare(ranks[:-1], ranks[-1], costs)
+            costs = [forward_milliseconds(s.target, draft.directory, s.device) for draft in drafts]
+            record["boosting"] = compare(ranks[:-1], ranks[-1], costs, s.features)
         write_whole(self.out / "README.md", model_card(record).encode())
         write_json(self.out / "judged.json", record)
         return record

@@ -6,6 +6,7 @@ to learn. Deeper in a tree, where the target has not been yet, a draft reads its
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ NOISE_SHARE = 0.3
 
 
 class FeatureModel(nn.Module):
-    """One layer and a norm; below them `features`, and around them the target's embedding and head, which are
+    """Layers and a norm; below them `features`, and around them the target's embedding and head, which are
     neither trained nor stored."""
 
     embedding: torch.Tensor
@@ -75,21 +76,25 @@ class FeatureStudent(Student):
         self.fed_ids = np.arange(target_vocab_size)
 
     @staticmethod
-    def fresh(vocab: NDArray[np.int64] | None, target: Checkpoint, scale: float, seed: int) -> FeatureStudent:
-        """The target's last layer and norm, which read the feature and a little of a seed's noise.
+    def fresh(
+        vocab: NDArray[np.int64] | None, target: Checkpoint, scale: float, seed: int, num_layers: int = 1
+    ) -> FeatureStudent:
+        """The target's last layers and norm, which read the feature and a little of a seed's noise.
 
         scale: root mean square of the target's last hidden rows. Raises ConfigError, see `draft_config`.
         """
-        config = draft_config(target, vocab)
+        config = draft_config(target, vocab, num_layers)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = FeatureModel(config, target, vocab, scale)
-        last = f"layers.{target.config.num_layers - 1}."
+        own = re.compile(r"(?<=layers\.)\d+")
+        first = target.config.num_layers - num_layers
         for name, tensor in model.state_dict().items():
             if name == FEATURES:
                 tensor.mul_(NOISE_SHARE)[:, config.hidden_size :] += torch.eye(config.hidden_size)
             else:
-                tensor.copy_(target.weights.get(stored_name(name).replace("layers.0.", last)))
+                source = own.sub(lambda number: str(first + int(number[0])), stored_name(name))
+                tensor.copy_(target.weights.get(source))
         return FeatureStudent(model, vocab, target.config.vocab_size)
 
     @staticmethod
@@ -98,7 +103,8 @@ class FeatureStudent(Student):
         none."""
         checkpoint = open_draft(path, target, reads_features=True)
         vocab = checkpoint.draft_vocab
-        model = FeatureModel(draft_config(target, vocab), target, vocab, scale)
+        config = draft_config(target, vocab, checkpoint.config.num_layers)
+        model = FeatureModel(config, target, vocab, scale)
         for name, tensor in model.state_dict().items():
             tensor.copy_(checkpoint.weights.get(stored_name(name)))
             if name == FEATURES:
@@ -129,8 +135,9 @@ def stored_name(name: str) -> str:
     return f"model.{name}" if name == "norm.weight" else name
 
 
-def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None) -> Any:
-    """The LlamaConfig of one layer like the target's. Raises ConfigError where training has no such layer."""
+def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None, num_layers: int) -> Any:
+    """The LlamaConfig of layers like the target's last. Raises ConfigError where training has no such layers,
+    or the target not so many."""
     from transformers import LlamaConfig
 
     config, weights = target.config, target.weights
@@ -138,6 +145,11 @@ def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None) -> Any:
         raise ConfigError(
             f"{target.path} is of type {config.model_type}: feature drafts are trained for a llama alone",
             hint="leave out --features: drafts that read tokens are made for any target",
+        )
+    if num_layers > config.num_layers:
+        raise ConfigError(
+            f"{target.path} has {config.num_layers} layers, and a draft of {num_layers} is wanted",
+            hint="give fewer --members",
         )
     assert config.rope is not None
     if config.rope.freq_factors is not None:
@@ -152,7 +164,7 @@ def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None) -> Any:
     )
     changed = {
         "vocab_size": config.vocab_size if vocab is None else len(vocab),
-        "num_hidden_layers": 1,
+        "num_hidden_layers": num_layers,
         "tie_word_embeddings": True,
         "architectures": ["LlamaForCausalLM"],
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),

@@ -34,8 +34,7 @@ def draft_ranks(
     """Run a draft along texts. target: as EngineConfig.model; wanted: [text][token of the answer] target ids.
     Raises ModelError."""
     checkpoint = open_checkpoint(path)
-    model, drafts = (target, [str(path)]) if checkpoint.reads_features else (str(path), [])
-    llm = LLM(model, drafts=drafts, device=device, max_num_seqs=1, prefix_cache=False)
+    llm = draft_llm(target, path, device)
     vocab = checkpoint.draft_vocab
     if vocab is None:
         vocab = np.arange(min(checkpoint.config.vocab_size, target_vocab_size))
@@ -51,6 +50,13 @@ def draft_ranks(
         places(next(logits)[:, : len(vocab)], own[ids]) if is_read else np.full(len(ids), MISS, np.uint8)
         for ids, is_read in zip(wanted, fits, strict=True)
     ]
+
+
+def draft_llm(target: str, path: Path, device: str) -> LLM:
+    """What runs a draft along texts: it alone, or below its target where it reads features. Raises
+    ModelError."""
+    model, drafts = (target, [str(path)]) if open_checkpoint(path).reads_features else (str(path), [])
+    return LLM(model, drafts=drafts, device=device, max_num_seqs=1, prefix_cache=False)
 
 
 def places(logits: torch.Tensor, wanted: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -71,10 +77,14 @@ def union(members: Sequence[Ranks]) -> list[NDArray[np.uint8]]:
 
 def coverage(ranks: Ranks, reads_features: bool = False) -> list[list[float]]:
     """[depth][width]: share of positions from which the next DEPTHS[depth] tokens are all among the best
-    WIDTHS[width]: how often a greedy tree of that width everywhere is accepted down to that depth. Ranks of a
-    draft that reads features were made with the target's rows, which it has at the first depth alone."""
-    depths = DEPTHS[:1] if reads_features else DEPTHS
-    return [[share(ranks, depth, width) for width in WIDTHS] for depth in depths]
+    WIDTHS[width]: how often a greedy tree of that width everywhere is accepted down to that depth."""
+    return [[share(ranks, depth, width) for width in WIDTHS] for depth in depths_of(reads_features)]
+
+
+def depths_of(reads_features: bool) -> Sequence[int]:
+    """Those that ranks say something of. A feature draft's were made with the target's rows, which it has at
+    the first depth alone."""
+    return DEPTHS[:1] if reads_features else DEPTHS
 
 
 def share(ranks: Ranks, depth: int, width: int) -> float:

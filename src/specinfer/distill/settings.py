@@ -70,8 +70,6 @@ class DistillSettings:
             raise ConfigError(f"seed must not be negative, got {self.seed}")
         if self.learning_rate is not None and not 0 < self.learning_rate < 1:
             raise ConfigError(f"learning_rate must be in (0, 1), got {self.learning_rate}")
-        if self.features and self.num_members > 1:
-            raise ConfigError("feature drafts have no members", hint="leave out --members")
         if self.init is not None and self.num_members > 1:
             raise ConfigError(
                 "members are compared with one draft of their total size, and --init has one size",
