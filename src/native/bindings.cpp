@@ -168,6 +168,7 @@ NB_MODULE(_cpu, m) {
     const Nucleus found = nucleus(at<float>(x), n, share);
     return std::make_pair(found.bound, found.size);
   });
+  m.def("pin", [](int threads, const std::vector<int>& processors) { shared_pool(threads).pin(processors); });
   nb::class_<Model>(m, "Model")
       .def(nb::init<int, int, int, int, int, int, int, int, float, bool, const std::string&, bool, bool,
                     const std::vector<int>&, const std::vector<std::string>&, const std::string&, int>(),

@@ -4,6 +4,12 @@
 
 #include <map>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -30,6 +36,20 @@ Pool::~Pool() {
   stop_.store(true);
   wake();
   for (auto& worker : workers_) worker.join();
+}
+
+void Pool::pin(const std::vector<int>& processors) {
+#if defined(__linux__)
+  for (size_t i = 1; i <= workers_.size() && i < processors.size(); ++i) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (processors[i] >= 0 && processors[i] < CPU_SETSIZE) CPU_SET(processors[i], &set);
+    if (pthread_setaffinity_np(workers_[i - 1].native_handle(), sizeof set, &set) != 0)
+      throw std::invalid_argument("no thread can be kept on processor " + std::to_string(processors[i]));
+  }
+#else
+  throw std::invalid_argument("this system keeps no thread on a processor");
+#endif
 }
 
 bool Pool::try_chunk(int worker) {

@@ -25,6 +25,10 @@ class Pool {
 
   int threads() const { return int(workers_.size()) + 1; }
 
+  // Keeps worker i on processors[i], if there are so many. The caller, worker 0, is not the pool's to move: the
+  // first processor is left to it. Throws std::invalid_argument where the system does not do it.
+  void pin(const std::vector<int>& processors);
+
   // Runs all phases, one after the other; the caller is worker 0. One job at a time: others wait.
   void run(Job& job);
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.runtime.cores import num_cores
+from specinfer.runtime.cores import num_cores, one_per_core
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -38,6 +38,7 @@ def test_physical_cores_within_a_quota(tmp_path: Path, quota: dict[str, str], co
     write(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in quota.items()})
     assert num_cores(tmp_path, range(8)) == cores
     assert num_cores(tmp_path, [1, 5]) == 1
+    assert one_per_core(tmp_path, [7, 5, 6, 1]) == [1, 6, 7]
 
 
 def test_a_system_that_says_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How many cores a process has."""
+"""The cores that a process has."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ UNLIMITED = 2**16
 def num_cores(root: Path = Path("/"), processors: Collection[int] | None = None) -> int:
     """Physical cores among the processors that this process may run on, and no more than a container's quota
     of time comes to: a thread beyond either would wait for the others. processors: None asks the system."""
+    return max(1, min(len(one_per_core(root, processors)), _quota(root)))
+
+
+def one_per_core(root: Path = Path("/"), processors: Collection[int] | None = None) -> list[int]:
+    """The first processor of every core among those that this process may run on. processors: as above."""
     if processors is None:
         allowed = getattr(os, "sched_getaffinity", None)  # Linux
         processors = allowed(0) if allowed else range(os.cpu_count() or 1)
-    cores = {_siblings(root, processor) for processor in processors}
-    return max(1, min(len(cores), _quota(root)))
+    first: dict[str, int] = {}
+    for processor in sorted(processors):
+        first.setdefault(_siblings(root, processor), processor)
+    return list(first.values())
 
 
 def _siblings(root: Path, processor: int) -> str:

@@ -26,12 +26,13 @@ from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
 from specinfer.models.weights import find, take
 from specinfer.runtime.batch import Batch, Ints
-from specinfer.runtime.cores import num_cores
+from specinfer.runtime.cores import num_cores, one_per_core
 from specinfer.runtime.kept import Keep, linear_types, type_name
 from specinfer.runtime.layout import LAYOUTS
 from specinfer.runtime.runner import Runner
 
 VARIABLE = "SPECINFER_CPU"
+PIN_VARIABLE = "SPECINFER_PIN"
 LEVELS = ("avx512_bf16", "avx512", "avx2", "portable")
 NONE = np.zeros(0, np.int64)
 NO_LAYER = -1
@@ -53,6 +54,18 @@ def wanted_level() -> str | None:
         except ValueError as error:
             raise ConfigError(f"{VARIABLE}: {error}", hint="unset it for the best that there is") from None
     return name
+
+
+def pin_threads(num_threads: int) -> None:
+    """Keep the pool's threads on a core each, where SPECINFER_PIN is 1. Raises ConfigError."""
+    wanted, module = os.environ.get(PIN_VARIABLE, ""), extension()
+    if wanted not in ("", "0", "1"):
+        raise ConfigError(f"{PIN_VARIABLE} is {wanted!r}", hint="1 keeps every thread on a core of its own")
+    if wanted == "1" and module is not None:
+        try:
+            module.pin(num_threads, one_per_core())
+        except ValueError as error:
+            raise ConfigError(f"{PIN_VARIABLE}: {error}", hint="unset it") from None
 
 
 def why_not(checkpoint: Checkpoint, device: torch.device) -> str | None:
@@ -136,6 +149,7 @@ class NativeModel:
         )
         self.level: str = self._native.level
         self.num_threads: int = self._native.threads
+        pin_threads(self.num_threads)
         self.num_bytes: int = self._native.num_bytes + sum(t.nbytes for t in tables if t is not None)
 
     def embed(self, batch: Batch) -> torch.Tensor:
