@@ -63,7 +63,7 @@ def distill(
     learning_rate: Annotated[
         float | None, Option(help="The highest. 2e-3 unless given, 5e-4 with --init.", show_default=False)
     ] = None,
-    batch_tokens: Annotated[int, Option(help="Tokens of one step of the optimizer.")] = 4096,
+    batch_tokens: Annotated[int, Option(help="Tokens of one step of the optimizer.")] = 2048,
     members: Annotated[
         int, Option(help="Drafts that learn what those before them miss; above 1 a larger one is compared.")
     ] = 1,

@@ -43,7 +43,7 @@ class DistillSettings:
     vocab_size: int = 16384
     num_epochs: int = 6
     learning_rate: float | None = None
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     num_members: int = 1
     seed: int = 0
     device: str = "auto"
