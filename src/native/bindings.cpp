@@ -164,9 +164,8 @@ NB_MODULE(_cpu, m) {
     shares.resize(static_cast<size_t>(found));
     return std::make_pair(columns, shares);
   });
-  m.def("nucleus", [](uintptr_t x, int64_t n, double share) {
-    const Nucleus found = nucleus(at<float>(x), n, share);
-    return std::make_pair(found.bound, found.size);
+  m.def("narrow", [](uintptr_t x, int64_t n, float log_min_p, int64_t top_k, double top_p) {
+    return narrow(at<float>(x), n, log_min_p, top_k, top_p);
   });
   m.def("pin", [](int threads, const std::vector<int>& processors) { shared_pool(threads).pin(processors); });
   nb::class_<Model>(m, "Model")

@@ -20,6 +20,7 @@ namespace specinfer {
 constexpr int COUNTERS = 32;
 constexpr int BLOCK = 4 * COUNTERS;  // tokens
 constexpr float INF = std::numeric_limits<float>::infinity();
+constexpr int LARGEST_TOP_K = 256;  // that leading() is quick for
 
 // Philox4x32-10: the random words of tokens [first, first + BLOCK); first is a multiple of 4.
 INLINE void philox(const NoiseKey& key, int64_t first, uint32_t* words) {
@@ -107,10 +108,12 @@ BEST_OF_CPU int64_t choose(const float* logits, int64_t n, float divisor, const 
     const int size = int(std::min<int64_t>(BLOCK, n - first));
     uint32_t words[BLOCK];
     float x[BLOCK], largest[BLOCK];
-    philox(key, first, words);
     std::fill(x, x + BLOCK, -INF);
+    int num_kept = 0, num_near = 0;
     for (int i = 0; i < size; ++i) x[i] = logits[first + i] / divisor;
-    int num_near = 0;
+    for (int i = 0; i < BLOCK; ++i) num_kept += x[i] > -INF;
+    if (num_kept == 0) continue;
+    philox(key, first, words);
     for (int i = 0; i < BLOCK; ++i) {
       largest[i] = x[i] + bound_of(words[i]);
       num_near += largest[i] > best;
@@ -166,9 +169,9 @@ INLINE float largest_of(const float* x, int64_t n) {
   return *std::max_element(lanes, lanes + BLOCK);
 }
 
-// Most blocks have nothing above the least of those found.
-BEST_OF_CPU int pick(const float* x, int64_t n, int count, int64_t* columns, double* shares) {
-  if (count < 1) return 0;
+// The columns of the `count` largest values above -inf, in order; how many there are. Most blocks have nothing above
+// the least of those found.
+INLINE int leading(const float* x, int64_t n, int count, int64_t* columns) {
   int found = 0;
   for (int64_t first = 0; first < n; first += BLOCK) {
     const int size = int(std::min<int64_t>(BLOCK, n - first));
@@ -184,6 +187,11 @@ BEST_OF_CPU int pick(const float* x, int64_t n, int count, int64_t* columns, dou
       least = found < count ? -INF : x[columns[count - 1]];
     }
   }
+  return found;
+}
+
+BEST_OF_CPU int pick(const float* x, int64_t n, int count, int64_t* columns, double* shares) {
+  const int found = count < 1 ? 0 : leading(x, n, count, columns);
   if (found == 0) return 0;
   const float largest = x[columns[0]];
   double total = 0.0;
@@ -200,11 +208,20 @@ BEST_OF_CPU int pick(const float* x, int64_t n, int count, int64_t* columns, dou
   return found;
 }
 
+// How far sums of n weights may be from those in sampling/filters.py, which are of weights cut to multiples of 2^-40.
+INLINE double doubt_of(int64_t n, double total) { return 2.0 * double(n) * 0x1p-40 + 1e-12 * total; }
+
+// The smallest set of largest values whose share in the softmax of x reaches `share`: its last value and its size, 0
+// where rounding could decide.
+struct Nucleus {
+  float bound;
+  int64_t size;
+};
+
 // By buckets of values: the one in which the share is reached is sorted.
-BEST_OF_CPU Nucleus nucleus(const float* x, int64_t n, double share) {
+INLINE Nucleus nucleus(const float* x, int64_t n, float largest, double share) {
   constexpr int BUCKETS = 1024;
   constexpr float PER_UNIT = 32.0f;
-  const float largest = largest_of(x, n);
   std::vector<uint16_t> bucket_of(static_cast<size_t>(n));
   double weights[BUCKETS] = {}, others[BUCKETS] = {}, total = 0.0;
   for (int64_t first = 0; first < n; first += BLOCK) {
@@ -221,8 +238,7 @@ BEST_OF_CPU Nucleus nucleus(const float* x, int64_t n, double share) {
     for (int i = 0; i < size; ++i) (i % 2 ? others : weights)[int(place[i])] += w[i];
   }
   for (int b = 0; b < BUCKETS; ++b) total += weights[b] += others[b];
-  // The sums there are of weights cut to multiples of 2^-40; those here round.
-  const double wanted = share * total, doubt = 2.0 * double(n) * 0x1p-40 + 1e-12 * total;
+  const double wanted = share * total, doubt = doubt_of(n, total);
   double before = 0.0;  // the weight of what is kept
   int bucket = 0;
   for (; bucket + 1 < BUCKETS && before + weights[bucket] < wanted; ++bucket) before += weights[bucket];
@@ -241,6 +257,42 @@ BEST_OF_CPU Nucleus nucleus(const float* x, int64_t n, double share) {
     ++kept;
   }
   return {bound, before > wanted + doubt ? kept : 0};
+}
+
+// How many of `count` values in falling order have a share of `share` in their softmax; 0 where rounding could decide.
+INLINE int leading_share(const float* values, int count, double share) {
+  double weights[LARGEST_TOP_K], total = 0.0, before = 0.0;
+  for (int i = 0; i < count; ++i) total += weights[i] = exp_of(double(values[i]) - double(values[0]));
+  const double wanted = share * total, doubt = doubt_of(count, total);
+  for (int i = 0; i < count; ++i) {
+    if (std::fabs(before - wanted) <= doubt) return 0;
+    if (before > wanted) return i;
+    before += weights[i];
+  }
+  return before > wanted + doubt ? count : 0;
+}
+
+BEST_OF_CPU bool narrow(float* x, int64_t n, float log_min_p, int64_t top_k, double top_p) {
+  const float largest = largest_of(x, n), least = largest + log_min_p;
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] >= least ? x[i] : -INF;
+  if (top_k > 0) {
+    if (top_k > LARGEST_TOP_K) return false;
+    int64_t columns[LARGEST_TOP_K];
+    float values[LARGEST_TOP_K];
+    int found = leading(x, n, int(top_k), columns);
+    for (int i = 0; i < found; ++i) values[i] = x[columns[i]];
+    if (top_p < 1.0 && (found = leading_share(values, found, top_p)) == 0) return false;
+    std::fill(x, x + n, -INF);
+    for (int i = 0; i < found; ++i) x[columns[i]] = values[i];
+  } else if (top_p < 1.0) {
+    const Nucleus kept = nucleus(x, n, largest, top_p);
+    if (kept.size == 0) return false;
+    int64_t num_equal = kept.size;
+    for (int64_t i = 0; i < n; ++i) num_equal -= x[i] > kept.bound;
+    for (int64_t i = 0; i < n; ++i)
+      if (x[i] < kept.bound || (x[i] == kept.bound && --num_equal < 0)) x[i] = -INF;
+  }
+  return true;
 }
 
 }  // namespace specinfer

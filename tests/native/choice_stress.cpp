@@ -43,10 +43,15 @@ int main() {
         }
         check(logits[columns[0]] == *std::max_element(logits.begin(), logits.end()), "not the largest");
       }
-      for (double share : {1e-9, 0.5, 0.9, 1.0}) {
-        const Nucleus found = nucleus(logits.data(), n, share);
-        check(found.size >= 0 && found.size <= n && std::isfinite(found.bound), "no nucleus");
-      }
+      for (double top_p : {1e-9, 0.5, 0.9, 1.0})
+        for (int64_t top_k : {0, 1, 7, 256, 300})
+          for (float min_p : {0.0f, 0.1f}) {
+            std::vector<float> kept = logits;
+            const bool is_sure = narrow(kept.data(), n, std::log(min_p), top_k, top_p);
+            check(!is_sure || *std::max_element(kept.begin(), kept.end()) ==
+                                  *std::max_element(logits.begin(), logits.end()), "the largest is not kept");
+            check(top_k <= 256 || !is_sure, "more than can be kept");
+          }
     }
   std::puts("ok");
 }

@@ -210,9 +210,12 @@ def test_the_number_of_threads_changes_nothing(threads):
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 5, 129, 3000, 49152]),
     st.sampled_from(["spread", "flat", "equal", "tied", "banned", "far"]),
-    st.sampled_from([1e-6, 0.1, 0.25, 0.5, 0.9, 0.999, 1.0 - 1e-9]),
+    st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
+    st.sampled_from([0, 0, 1, 2, 40, 256, 257]),
+    st.sampled_from([1.0, 1e-6, 0.1, 0.25, 0.5, 0.9, 0.999, 1.0 - 1e-9]),
+    st.sampled_from([1.0, 1.0, 0.5]),
 )
-def test_the_extension_keeps_the_same_tokens(seed, vocab, kind, top_p):
+def test_the_extension_keeps_the_same_tokens(seed, vocab, kind, min_p, top_k, top_p, typical_p):
     x = 3 * torch.randn(2, vocab, generator=torch.Generator().manual_seed(seed))
     match kind:
         case "flat":
@@ -225,7 +228,8 @@ def test_the_extension_keeps_the_same_tokens(seed, vocab, kind, top_p):
             x[:, 1:][x[:, 1:] < 1.0] = -torch.inf
         case "far":
             x = 100 * x
-    kept = Filters(0.0, 0, top_p, 1.0).apply(x)
+    wanted = Filters(min_p, top_k if top_k < vocab else 0, top_p, typical_p)
+    kept = wanted.apply(x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filters, "native", None)
-        assert torch.equal(kept, Filters(0.0, 0, top_p, 1.0).apply(x))
+        assert torch.equal(kept, wanted.apply(x))

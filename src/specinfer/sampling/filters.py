@@ -37,6 +37,10 @@ class Filters(NamedTuple):
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """x: [m, V] fp32, logits divided by the temperature, not written to. Returns [m, V] fp32, -inf where
         a token is dropped, or x itself."""
+        if native is not None and x.device.type == "cpu":
+            narrowed = x.clone(memory_format=torch.contiguous_format)
+            if all(self._narrow(row) for row in narrowed):
+                return _typical(narrowed, self.typical_p) if self.typical_p < 1.0 else narrowed
         if self.min_p > 0.0:
             bound = x.amax(dim=1, keepdim=True) + math.log(self.min_p)
             x = torch.where(x >= bound, x, -torch.inf)
@@ -47,6 +51,11 @@ class Filters(NamedTuple):
             x = _keep_top(x, bounds, torch.full_like(bounds, self.top_k, dtype=torch.int64))
         return _typical(x, self.typical_p) if self.typical_p < 1.0 else x
 
+    def _narrow(self, row: torch.Tensor) -> bool:
+        """All but typical_p by the extension, in place; whether it was sure. row: [V] fp32."""
+        log_min_p = math.log(self.min_p) if self.min_p > 0.0 else -math.inf
+        return bool(native.narrow(row.data_ptr(), len(row), log_min_p, self.top_k, self.top_p))
+
 
 KEEP_ALL = Filters(0.0, 0, 1.0, 1.0)
 
@@ -54,12 +63,6 @@ KEEP_ALL = Filters(0.0, 0, 1.0, 1.0)
 def _nucleus(x: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest set of likeliest tokens (of the top_k, if any) whose share reaches top_p: the value of its
     last token and its size, both [m, 1]."""
-    if native is not None and x.device.type == "cpu" and not top_k:
-        x = x.contiguous()
-        found = [native.nucleus(row.data_ptr(), len(row), top_p) for row in x]
-        if all(size for _, size in found):  # none was too close to call
-            bounds, sizes = zip(*found, strict=True)
-            return torch.tensor(bounds)[:, None], torch.tensor(sizes)[:, None]
     largest = x.amax(dim=1, keepdim=True)
     total = None if top_k else _weights(x, largest).sum(dim=1, keepdim=True)
     return _leading(
