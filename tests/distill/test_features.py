@@ -18,8 +18,13 @@ from specinfer.distill.feature_student import FeatureStudent
 from specinfer.distill.features import open_features, root_mean_square
 from specinfer.distill.forcing import hidden_rows
 from specinfer.distill.hits import draft_ranks
+from specinfer.distill.inheritance import sample_rows
 from specinfer.distill.lessons import make_lessons
 from specinfer.distill.packing import pack
+from specinfer.distill.shape import shape_of
+from specinfer.distill.student import Student
+from specinfer.distill.token_student import TokenStudent
+from specinfer.distill.trainer import Trainer, TrainSettings
 from specinfer.models.loader import open_checkpoint
 
 VOCAB = np.arange(20, 300)
@@ -162,6 +167,27 @@ def test_the_engine_says_what_the_student_says(tiny_model, tmp_path, lessons):
     ranks = np.concatenate(draft_ranks(str(tiny_model), tmp_path / "draft", texts, wanted, 300, "cpu"))
     assert (ranks == 0).mean() > 0.9  # bf16 on the disk
     assert ranks.max() < 4
+
+
+@pytest.mark.parametrize("reads_features", [True, False])
+def test_in_training_it_ranks_as_the_draft_it_becomes(tiny_model, tmp_path, lessons, reads_features):
+    target = open_checkpoint(tiny_model)
+    if reads_features:
+        student: Student = FeatureStudent.fresh(VOCAB, target, 3.0, seed=0)
+    else:
+        rows = sample_rows(LLM(str(tiny_model), device="cpu"), target, [lesson.text for lesson in lessons], 2)
+        student = TokenStudent.fresh(shape_of(20_000, len(VOCAB), 16), VOCAB, target, rows, seed=0)
+    student.save(tmp_path / "draft")
+    settings = TrainSettings(num_epochs=1, learning_rate=0.1, batch_tokens=64, seed=0)
+    ones = [np.ones(lesson.text.num_rows, np.float32) for lesson in lessons]
+    path, device = tmp_path / "training.pt", torch.device("cpu")
+    found = Trainer(student, lessons, lessons, ones, settings, path, device).ranks(lessons)
+    texts, wanted = [lesson.text for lesson in lessons], [lesson.top_ids[:, 0] for lesson in lessons]
+    expected = draft_ranks(str(tiny_model), tmp_path / "draft", texts, wanted, 300, "cpu")
+    assert [len(row) for row in found] == [len(row) for row in expected]
+    difference = np.concatenate(found).astype(int) - np.concatenate(expected)
+    assert abs(difference).mean() < 3  # of 280 places; bf16 on the disk
+    assert np.concatenate(expected).std() > 20
 
 
 def test_packed_with_all_tokens_it_lists_them(tiny_model, tmp_path):

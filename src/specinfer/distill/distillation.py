@@ -163,14 +163,14 @@ class Distillation:
         for i in range(1, n + 1):
             directory = self.out if i == 1 else self.out / f"member-{i}"
             weights, seed = boost_weights(members, num_rows), s.seed + i - 1
-            drafts.append(self._train_one(f"member-{i}", directory, lessons, student(1, seed), weights, seed))
+            trainer = self._trainer(f"member-{i}", lessons, student(1, seed), weights, seed)
+            drafts.append(self._trained(trainer, f"member-{i}", directory))
             if i < n:
-                members.append(self._ranks(drafts[-1], training))
+                members.append(trainer.ranks(training))
         if n > 1:
             weights, seed = boost_weights([], num_rows), s.seed + n
-            drafts.append(
-                self._train_one("larger", self.out / "larger", lessons, student(n, seed), weights, seed)
-            )
+            trainer = self._trainer("larger", lessons, student(n, seed), weights, seed)
+            drafts.append(self._trained(trainer, "larger", self.out / "larger"))
         return drafts
 
     def _students(self, training: Sequence[Lesson]) -> Callable[[int, int], Student]:
@@ -199,17 +199,16 @@ class Distillation:
         head_dim = config.head_dim if has_llama_layers(config) else HEAD_DIM
         return shape_of(scale * parse_size(self.settings.token_size), self._vocab_size, head_dim)
 
-    def _train_one(
+    def _trainer(
         self,
         name: str,
-        directory: Path,
         lessons: Sequence[Lesson],
         student: Student,
         weights: Sequence[NDArray[np.float32]],
         seed: int,
-    ) -> Draft:
+    ) -> Trainer:
         s = self.settings
-        trainer = Trainer(
+        return Trainer(
             student,
             parts(lessons, "train"),
             parts(lessons, "validation"),
@@ -223,10 +222,13 @@ class Distillation:
             self.out / "training" / f"{name}.pt",
             self._device,
         )
+
+    def _trained(self, trainer: Trainer, name: str, directory: Path) -> Draft:
+        """The draft, saved when it has learnt."""
         trainer.train(f"training {name}", quiet=self._quiet)
-        student.save(directory)
+        trainer.student.save(directory)
         write_whole(self.out / "training" / f"{name}.svg", curve(trainer.history).encode())
-        return Draft(name, directory, student.num_parameters)
+        return Draft(name, directory, trainer.student.num_parameters)
 
     def judge(self, lessons: Sequence[Lesson], drafts: Sequence[Draft]) -> dict[str, Any]:
         """Stage 3: figures and model card."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.distill.batches import MicroBatch, micro_batch, micro_batches, steps, text_lengths
-from specinfer.distill.hits import WIDTHS
+from specinfer.distill.hits import WIDTHS, places
 from specinfer.distill.lessons import Lesson
 from specinfer.distill.loss import top_k_loss
 from specinfer.distill.meter import Meter
@@ -62,7 +62,7 @@ class Trainer:
         device: torch.device,
     ) -> None:
         """weights: [answer] for each lesson of training."""
-        self._student, self._settings, self._path, self._device = student, settings, path, device
+        self.student, self._settings, self._path, self._device = student, settings, path, device
         self._training, self._weights = training, weights
         student.model.to(device)
         self._optimizer = torch.optim.AdamW(
@@ -115,7 +115,21 @@ class Trainer:
                         f"interrupted: {name} has done {self.step} of {len(self._steps)} steps; "
                         "the same command resumes"
                     )
-        self._student.model.load_state_dict(self._best)
+        self.student.model.load_state_dict(self._best)
+
+    @torch.no_grad()
+    def ranks(self, lessons: Sequence[Lesson]) -> list[NDArray[np.uint8]]:
+        """As `draft_ranks`, of the target's likeliest tokens by the student as it is; texts are read as in
+        training."""
+        self.student.model.eval()
+        result: dict[int, NDArray[np.uint8]] = {}
+        for members in micro_batches(text_lengths(lessons), np.arange(len(lessons))):
+            batch = self._batch([lessons[i] for i in members]).to(self._device)
+            wanted = batch.top_ids[:, 0].cpu().numpy()
+            found = places(self._logits(batch), wanted)
+            ends = np.cumsum([lessons[i].text.num_rows for i in members])
+            result |= dict(zip(members.tolist(), np.split(found, ends[:-1]), strict=True))
+        return [result[i] for i in range(len(lessons))]
 
     def _one_step(self) -> int:
         """One optimizer step; returns the tokens it read."""
@@ -124,23 +138,23 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         total_weight = float(sum(self._weights[i].sum() for i in chosen))
-        self._student.model.train()
+        self.student.model.train()
         total = 0.0
         for number, members in enumerate(micro_batches(self._lengths, chosen)):
             batch = micro_batch(
                 [self._training[i] for i in members],
                 [self._weights[i] for i in members],
-                self._student.draft_ids,
-                self._student.fed_ids,
+                self.student.draft_ids,
+                self.student.fed_ids,
             ).to(self._device)
             with torch.no_grad(), self._autocast():
                 rng = np.random.default_rng([self._settings.seed, self.step, number])
-                batch = self._student.as_drafting(batch, rng)
+                batch = self.student.as_drafting(batch, rng)
             loss = top_k_loss(self._logits(batch), batch.top_ids, batch.top_probs, batch.weights)
             loss = loss / max(total_weight, 1e-6)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self._student.model.parameters(), MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self.student.model.parameters(), MAX_GRADIENT_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.step += 1
@@ -149,7 +163,7 @@ class Trainer:
 
     def _logits(self, batch: MicroBatch) -> torch.Tensor:
         with self._autocast():
-            return self._student.logits(batch)
+            return self.student.logits(batch)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
@@ -158,14 +172,16 @@ class Trainer:
         num_rows = np.cumsum([lesson.text.num_rows for lesson in validation])
         kept = validation[: int((num_rows < MAX_VALIDATION_ROWS).sum()) + 1]
         for members in micro_batches(text_lengths(kept), np.arange(len(kept))):
-            lessons = [kept[i] for i in members]
-            ones = [np.ones(lesson.text.num_rows, np.float32) for lesson in lessons]
-            yield micro_batch(lessons, ones, self._student.draft_ids, self._student.fed_ids)
+            yield self._batch([kept[i] for i in members])
+
+    def _batch(self, lessons: Sequence[Lesson]) -> MicroBatch:
+        ones = [np.ones(lesson.text.num_rows, np.float32) for lesson in lessons]
+        return micro_batch(lessons, ones, self.student.draft_ids, self.student.fed_ids)
 
     @torch.no_grad()
     def _evaluate(self) -> None:
         """How often the target's likeliest token is among the student's best 1 to 4."""
-        self._student.model.eval()
+        self.student.model.eval()
         hits, num_rows = np.zeros(len(WIDTHS)), 0
         for batch in self._validation:
             best = self._logits(batch).float().topk(max(WIDTHS), dim=1).indices
@@ -180,7 +196,7 @@ class Trainer:
         )
         self._loss = (0.0, 0.0)
         if is_better:
-            state = self._student.model.state_dict()
+            state = self.student.model.state_dict()
             self._best = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
     def _is_stale(self) -> bool:
@@ -203,7 +219,7 @@ class Trainer:
                 "history": self.history,
                 "loss": list(self._loss),
                 "best": self._best,
-                "model": {} if self.is_done else self._student.model.state_dict(),
+                "model": {} if self.is_done else self.student.model.state_dict(),
                 "optimizer": {} if self.is_done else self._optimizer.state_dict(),
             },
             content,
@@ -215,7 +231,7 @@ class Trainer:
         self.step, self.is_done, self.history = state["step"], state["is_done"], state["history"]
         self._loss, self._best = (state["loss"][0], state["loss"][1]), state["best"]
         if not self.is_done:
-            self._student.model.load_state_dict(state["model"])
+            self.student.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
 
 
