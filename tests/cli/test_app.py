@@ -168,7 +168,12 @@ class TestModels:
         tiny("generate", "x" * 600).assert_error(2, "600", "512", "hint: shorten the prompt\n")
 
     def test_a_demo_needs_a_draft(self, specinfer, tiny_model):
-        specinfer("demo", "-m", tiny_model).assert_error(2, "draft", "ngram")
+        specinfer("demo", "-m", tiny_model, "-d", "none").assert_error(2, "without a draft", "none")
+
+    def test_any_model_has_ngrams(self):
+        assert EngineOptions(model="a/b").drafts() == ("ngram",)
+        assert EngineOptions().drafts() == ("default", "ngram")
+        assert EngineOptions(draft=["none"]).drafts() == ()
 
     def test_chat_needs_a_template(self, specinfer, tmp_path, write_model):
         path = write_model(tmp_path / "m")

@@ -50,7 +50,7 @@ def test_a_prompt_of_one_token(tiny):
 
 
 def test_without_a_draft_there_is_a_note(specinfer, tiny_model):
-    result = specinfer("tree", "Hello", "-m", tiny_model)
+    result = specinfer("tree", "Hello", "-m", tiny_model, "-d", "none")
     assert result.code == 0
     assert "no draft" in result.err
     assert len(result.out.splitlines()) == 2

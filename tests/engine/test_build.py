@@ -92,6 +92,11 @@ def test_bad_settings(tiny_model: Path, settings: dict[str, Any], words: list[st
     refused(ConfigError, *words, model=str(tiny_model), **settings)
 
 
+def test_more_than_the_memory(tiny_model: Path) -> None:
+    words = "16777216.0 GiB of K/V", "do not fit the memory of cpu", "lower max_model_len or kv_memory"
+    refused(ConfigError, *words, model=str(tiny_model), kv_memory=2**54)
+
+
 def test_bad_trees_as_objects() -> None:
     for make, words in [
         (lambda: Chain(0), "at least 1"),
@@ -118,6 +123,8 @@ def test_bad_models(tiny_model: Path, tmp_path: Path) -> None:
     refused(ModelError, "no config.json", str(tmp_path), model=str(tmp_path))
     other = changed(tiny_model, tmp_path / "t5", model_type="t5")
     refused(ModelError, "'t5' is not supported", "no decoder", model=str(other))
+    quantised = changed(tiny_model, tmp_path / "awq", quantization_config={"quant_method": "awq"})
+    refused(ModelError, "quantised safetensors", "GGUF", model=str(quantised))
     for name, content in [("garbage", b"\x07" * 100), ("empty", b""), ("truncated", None)]:
         directory = Path(shutil.copytree(tiny_model, tmp_path / name))
         path = directory / "model.safetensors"

@@ -58,8 +58,8 @@ def demo(engine: EngineOptions, sampling: SamplingOptions, output: OutputOptions
     drafts = engine.drafts()
     if not drafts:
         raise ConfigError(
-            "the demo compares with and without a draft, and none is named",
-            hint="add --draft ngram, for example",
+            "the demo compares with and without a draft",
+            hint="leave --draft none out",
         )
     plain = engine.load(1, is_plain=True)
     speculative = engine.load(1)

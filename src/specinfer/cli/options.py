@@ -54,8 +54,8 @@ class EngineOptions:
             "--draft",
             "-d",
             help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
-            "A built-in model has its own: 'features', and 'default', which is merged with 'ngram' where "
-            "none is named.",
+            "A built-in model has its own: 'features', and 'default'. Unless given: 'ngram', merged with "
+            "'default' for a built-in model.",
             panel="Model",
             metavar="NAME",
         ),
@@ -106,12 +106,14 @@ class EngineOptions:
                 path_on_disk(name)
 
     def drafts(self) -> tuple[str, ...]:
-        """The drafts meant: with none named, those that ship for the model, merged with prompt lookup."""
+        """The drafts meant: with none named prompt lookup, which any model can have, merged with the one that
+        ships for the model."""
         if self.draft:
             return () if self.draft == [NO_DRAFT] else tuple(self.draft)
         from specinfer.models.catalog import BUILT_IN
 
-        return ("default", "ngram") if self.model in BUILT_IN and BUILT_IN[self.model].drafts else ()
+        has_own = self.model in BUILT_IN and BUILT_IN[self.model].drafts
+        return ("default", "ngram") if has_own else ("ngram",)
 
     def config(self, max_num_seqs: int) -> EngineConfig:
         """The config meant."""

@@ -52,7 +52,7 @@ def tree(
     text = read_prompt(prompt)
     llm = engine.load(1)
     if not engine.drafts():
-        output.note("no draft, so no guesses: name one with --draft, for example --draft ngram")
+        output.note("no draft, so no guesses: leave --draft none out")
     prompt_token_ids = llm.tokenizer.encode(text)
     if sampling.max_tokens is None:  # as far as the context reaches, so that it does not clip the tree
         room = llm.engine.max_model_len - len(prompt_token_ids)

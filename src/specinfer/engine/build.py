@@ -87,8 +87,16 @@ class Resolved:
 def build_engine(config: EngineConfig) -> Engine:
     """Load everything. Every error that needs no weights is raised before any is read."""
     resolved = resolve(config)
-    target, drafts = load_models(resolved)
-    return assemble(resolved, target, drafts)
+    try:
+        target, drafts = load_models(resolved)
+        return assemble(resolved, target, drafts)
+    except (torch.OutOfMemoryError, MemoryError):
+        per_slot = slot_bytes([resolved.target, *resolved.drafts.values()], resolved.dtype)
+        raise ConfigError(
+            f"{config.model}, its drafts and {per_slot * resolved.num_slots / 2**30:.1f} GiB of K/V (for "
+            f"{resolved.num_slots} tokens) do not fit the memory of {resolved.device}",
+            hint="lower max_model_len or kv_memory, or take a smaller model",
+        ) from None
 
 
 def resolve(config: EngineConfig) -> Resolved:
@@ -281,11 +289,7 @@ def resolve_num_slots(
     config: EngineConfig, checkpoints: Sequence[Checkpoint], dtype: torch.dtype, max_model_len: int
 ) -> int:
     """Slots that the K/V memory holds."""
-    per_slot = sum(
-        bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype)
-        + c.reads_features * c.config.hidden_size * dtype.itemsize
-        for c in checkpoints
-    )
+    per_slot = slot_bytes(checkpoints, dtype)
     if config.kv_memory is None:
         wanted = config.max_num_seqs * max_model_len
         return max(max_model_len + MAX_NODES, min(wanted, AUTO_KV_BYTES // per_slot))
@@ -296,6 +300,15 @@ def resolve_num_slots(
             hint=f"one token takes {per_slot} bytes",
         )
     return num_slots
+
+
+def slot_bytes(checkpoints: Sequence[Checkpoint], dtype: torch.dtype) -> int:
+    """What one token takes in the caches of all models."""
+    return sum(
+        bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype)
+        + c.reads_features * c.config.hidden_size * dtype.itemsize
+        for c in checkpoints
+    )
 
 
 def load(
