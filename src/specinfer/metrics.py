@@ -13,8 +13,7 @@ from specinfer.service import Service
 
 
 class StepTimer:
-    """Seconds spent per phase (draft, target, verify), over all steps and in the last one; the rest is
-    what is left of `total`."""
+    """Seconds spent per phase (draft, target, verify) over all steps; the rest is what is left of `total`."""
 
     PHASES = ("draft", "target", "verify")
 
@@ -24,7 +23,7 @@ class StepTimer:
     def reset(self) -> None:
         """Forget what was measured."""
         self.seconds = dict.fromkeys(self.PHASES, 0.0)
-        self.last = dict.fromkeys(self.PHASES, 0.0)
+        self._ended: dict[str, float] = {}
         self.total = 0.0
         self.num_steps = 0
 
@@ -35,8 +34,12 @@ class StepTimer:
         try:
             yield
         finally:
-            self.last[name] = time.perf_counter() - start
-            self.seconds[name] += self.last[name]
+            self._ended[name] = time.perf_counter()
+            self.seconds[name] += self._ended[name] - start
+
+    def since(self, name: str) -> float:
+        """Seconds since a phase of the running step ended."""
+        return time.perf_counter() - self._ended[name]
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import pytest
 from specinfer import LLM, SamplingParams
 from specinfer.draft.costs import Costs
 from specinfer.draft.gains import Gains
+from specinfer.draft.growth import GrowingTree, expand
 from specinfer.draft.planner import Planner
 from specinfer.tree import Candidate, CandidateKind, Level, TokenTree, merge
 from specinfer.verify.verdict import Verdict
@@ -22,13 +23,13 @@ STEEP = [float(n) for n in range(2000)]
 class World:
     """A target whose next token is 1; each drafter has a chance to say so, and a cost a depth.
 
-    target: seconds by rows.
+    target: seconds by rows; before: what drafting takes before the planner is asked.
     """
 
     def __init__(
         self, target: Sequence[float], drafters: Sequence[tuple[float, float]], num_requests: int = 1
     ) -> None:
-        self.now = self.num_tokens = 0.0
+        self.now = self.num_tokens = self.before = 0.0
         self.num_nodes = 0
         self.target, self.drafters, self.num_requests = target, list(drafters), num_requests
         self.planner = Planner(clock=lambda: self.now)
@@ -42,18 +43,17 @@ class World:
         return (self.num_tokens - before) / (self.now - start)
 
     def step(self) -> None:
-        start = self.now
         drafters = [] if self.planner.is_resting else self.drafters
+        self.now += self.before
         each = [self.draft(*pair) for pair in enumerate(drafters)]
         roots = TokenTree.root_only(0)
         trees = [merge([roots, *(mine[r] for mine in each)][bool(each) :]) for r in range(self.num_requests)]
-        drafted = self.now - start
         num_rows = sum(tree.num_nodes for tree in trees)
         self.now += self.target[num_rows]
         verdicts = [Verdict(right_path(tree), 1) for tree in trees]
         self.num_tokens += sum(len(v.path) + 1 for v in verdicts)
         self.num_nodes += num_rows - self.num_requests
-        self.planner.observe(trees, verdicts, num_rows, {"draft": drafted, "target": self.target[num_rows]})
+        self.planner.observe(trees, verdicts, num_rows, self.target[num_rows])
 
     def draft(self, drafter: int, nature: tuple[float, float]) -> list[TokenTree]:
         """A tree for each request: chains of right tokens, siblings and their likes wrong."""
@@ -176,6 +176,51 @@ def test_more_rows_never_cost_less(rows: range) -> None:
             costs.observe(n, float(rng.exponential()))
     at = [costs.at(n) for n in range(1, 200)]
     assert at == sorted(at)
+
+
+@pytest.mark.parametrize("max_depth", [8, 2, 1])
+def test_depths_that_are_not_drafted_cost_nothing(max_depth: int) -> None:
+    """A tree that has no room is not asked about: a depth's time is that of a depth that was drafted."""
+    now, num_rows = 0.0, {}
+    planner = Planner(clock=lambda: now)
+    for _ in range(60):
+        tree = GrowingTree(0, max_depth=max_depth, max_nodes=33, end_token_ids=())
+        for depth in range(planner.max_depth):
+            [counts] = expand(planner, depth, [tree], 0)
+            if not counts:
+                break
+            assert depth < max_depth
+            now += 0.005
+            num_rows[depth > 0] = len(counts)
+            for node, count in zip(tree.frontier, counts, strict=True):
+                for draw in range(count):
+                    tree.add(node, draw, 0.9 / (1 + draw), draw, CandidateKind.DETERMINISTIC)
+            tree.advance()
+        built = tree.build()
+        now += 0.03
+        planner.observe([built], [Verdict(right_path(built), 9)], built.num_nodes, 0.03)
+    assert set(num_rows) == {False, True}.intersection([False, max_depth > 1])
+    for is_deeper, n in num_rows.items():
+        assert planner._drafters[0, is_deeper].at(n) == pytest.approx(0.005)
+
+
+def test_what_runs_before_the_first_question_is_not_taken_off_the_target() -> None:
+    world, late = World(FLAT, [(0.6, 0.1)]), World(FLAT, [(0.6, 0.1)])
+    late.before = 0.8
+    for each in (world, late):
+        each.run(300)
+    assert late.num_tokens == world.num_tokens
+
+
+@pytest.mark.parametrize("score", [1.0, 0.9])
+def test_sure_and_wrong_drafts_are_learnt_from(score: float) -> None:
+    """One token may be all that a filter leaves a draft: its share is 1, and it is no forced node."""
+    gains, fresh = Gains(), Gains()
+    tree = GrowingTree(0, max_depth=4, max_nodes=9, end_token_ids=())
+    tree.add(0, 1, score, 0, CandidateKind.DETERMINISTIC)
+    for _ in range(50):
+        gains.observe(tree.build(), (), [0])
+    assert gains.estimate(0, 0, 1.0, 0) < 0.1 < fresh.estimate(0, 0, 1.0, 0)
 
 
 def test_forced_nodes_are_nobodys() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specinfer.draft.drafter import DraftContext, Proposal
+from specinfer.draft.growth import CERTAIN
 from specinfer.sampling.row import Row
 from specinfer.tree import Candidate, TokenTree
 
@@ -52,7 +53,7 @@ def graft(context: DraftContext, chain: tuple[int, ...], proposal: Proposal, max
     drafted, shift = proposal.tree, len(chain)
     token_ids = [int(context.tokens[-1]), *chain, *drafted.token_ids[1:].tolist()]
     parents = [*range(-1, shift), *(drafted.parents[1:] + shift).tolist()]
-    scores = [1.0] * (1 + shift) + drafted.scores[1:].tolist()
+    scores = [CERTAIN] * (1 + shift) + drafted.scores[1:].tolist()
     room = min(max_forced - shift, context.max_nodes - len(token_ids))
     likelihood = drafted.scores.copy()
     for node in range(1, drafted.num_nodes):
@@ -63,7 +64,7 @@ def graft(context: DraftContext, chain: tuple[int, ...], proposal: Proposal, max
             room -= len(tail)
             parents += [node + shift, *range(len(token_ids), len(token_ids) + len(tail) - 1)][: len(tail)]
             token_ids += tail
-            scores += [1.0] * len(tail)
+            scores += [CERTAIN] * len(tail)
     if len(token_ids) == drafted.num_nodes:
         return proposal
     candidates = [Candidate(c.node + shift, *c[1:]) for c in drafted.candidates]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from specinfer.draft.growth import CERTAIN
 from specinfer.tree import TokenTree
 
 MEMORY = 0.995
@@ -14,8 +15,6 @@ FIRST, NEXT = 0.5, 0.3
 """A first child's assumed acceptance, and each further one's as a part of the one before it."""
 LEVELS = (0.1, 0.2, 0.4, 0.7)
 """Limits between the likelihoods of parents that are told apart."""
-CERTAIN = 1.0
-"""The score of a node that a grammar forced: nobody drafted it, and it is no depth of its own."""
 MAX_DEPTH = 3
 """Deeper parents are not told apart."""
 
@@ -42,7 +41,7 @@ class Gains:
 
     def observe(self, tree: TokenTree, path: Sequence[int], preferred: Sequence[int]) -> None:
         """Count a judged tree. An accepted node that several drafters made is credited to the first of them
-        in `preferred`: what the others added is nothing."""
+        in `preferred`: what the others added is nothing. A forced node is no depth of its own."""
         likelihoods, depths = [1.0], [0]
         for node in range(1, tree.num_nodes):
             parent, score = tree.parents[node], float(tree.scores[node])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.tree import Candidate, CandidateKind, Level, TokenTree, Topology
+
+CERTAIN = 1.0
+"""The score of a node that a grammar forced, and of none that was drafted."""
+ALMOST = math.nextafter(CERTAIN, 0.0)
 
 
 class GrowingTree:
@@ -32,6 +37,7 @@ class GrowingTree:
         node = self._children.get((parent, token))
         if node is None:
             node = len(self.token_ids)
+            score = min(score, ALMOST)
             self._children[parent, token] = node
             self.token_ids.append(token)
             self.parents.append(parent)
@@ -47,9 +53,13 @@ class GrowingTree:
         """Go one depth down."""
         self.frontier, self._next_frontier = self._next_frontier, []
 
+    def has_room(self, depth: int) -> bool:
+        """Whether nodes of this depth may have children."""
+        return depth < self._max_depth and len(self.token_ids) < self._max_nodes
+
     def limit(self, depth: int, counts: Sequence[int]) -> list[int]:
         """The counts this tree still has room for, decided without a look at what will be drawn."""
-        room = self._max_nodes - len(self.token_ids) if depth < self._max_depth else 0
+        room = self._max_nodes - len(self.token_ids) if self.has_room(depth) else 0
         limited = []
         for count in counts:
             limited.append(min(int(count), room))
@@ -67,7 +77,11 @@ def expand(
     topology: Topology, depth: int, trees: Sequence[GrowingTree | None], drafter: int
 ) -> list[list[int]]:
     """Ask the topology once for a drafter's whole batch: [request] -> children per frontier node. Frontier
-    nodes without children are dropped."""
+    nodes without children are dropped; it is not asked about trees that have no room, which it would take to
+    be drafted."""
+    for tree in trees:
+        if tree is not None and not tree.has_room(depth):
+            tree.frontier = []
     requests = [(r, node) for r, tree in enumerate(trees) if tree is not None for node in tree.frontier]
     if not requests:
         return [[] for _ in trees]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,6 @@ class _Step:
     what is being made."""
 
     num_roots: int
-    start: float
     num_nodes: int = 0
     draft_seconds: float = 0.0
     level: tuple[int, int, int, float] | None = None
@@ -76,7 +75,7 @@ class Planner:
         now, drafter = self._clock(), int(level.drafter[0])
         step = self._step
         if step is None or (level.depth == 0 and drafter in step.drafters):
-            step = self._step = _Step(len(set(level.request.tolist())), now)
+            step = self._step = _Step(len(set(level.request.tolist())))
         self._close_level(step, now)
         step.drafters.add(drafter)
         num_rows, rate = step.num_roots + step.num_nodes, MARGIN * self._rate(step.num_roots)
@@ -108,9 +107,10 @@ class Planner:
         trees: Sequence[TokenTree],
         verdicts: Sequence[Verdict],
         num_rows: int,
-        seconds: Mapping[str, float],
+        seconds: float,
     ) -> None:
-        """What became of a step: the trees it decoded, the target's rows, and the seconds by phase."""
+        """What became of a step: the trees it decoded, the target's rows, and the seconds since they were
+        drafted."""
         self._num_steps += 1
         self._gains.advance()
         step, self._step = self._step, None
@@ -118,8 +118,8 @@ class Planner:
             return
         if step.num_nodes == 0:
             self._rest_until = self._num_steps + REST
-        self._target.observe(num_rows, self._clock() - step.start - seconds["draft"])
-        self._close_level(step, step.start + seconds["draft"])
+        self._target.observe(num_rows, seconds)
+        self._close_level(step, self._clock() - seconds)
         by_cost = sorted(step.drafters, key=lambda drafter: self._drafters[drafter, False].at(1))
         for tree, verdict in zip(trees, verdicts, strict=True):
             self._gains.observe(tree, verdict.path, by_cost)

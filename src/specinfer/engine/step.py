@@ -51,7 +51,7 @@ def step(parts: Parts) -> list[Emission]:
         trees = [p.tree for _, p in decoded]
         parts.drafter.observe(trees, verdicts)
         if parts.planner:
-            parts.planner.observe(trees, verdicts, len(batch.token_ids), parts.timer.last)
+            parts.planner.observe(trees, verdicts, len(batch.token_ids), parts.timer.since("draft"))
     return [e for e in emissions if e is not None]
 
 
