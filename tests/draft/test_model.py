@@ -143,6 +143,33 @@ def test_a_prefix_hit_of_the_target_is_one_of_the_draft(tiny_model: Path, tiny_d
     assert len(batches[0][0].token_ids) <= 3
 
 
+@pytest.mark.parametrize("limit", [1024, 20])
+def test_what_requests_share_is_read_once(
+    tiny_model: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Samples of one prompt: the target has computed it once when they all come to be drafted for."""
+    monkeypatch.setattr("specinfer.draft.model.CATCH_UP_TOKENS", 16)
+    monkeypatch.setattr("specinfer.draft.model.MAX_FORWARD_TOKENS", limit)
+    params = SamplingParams(temperature=0, n=4, max_tokens=6, ignore_eos=True)
+    answers = []
+    for drafts in ([], [str(tiny_draft)]):
+        llm = LLM(str(tiny_model), drafts=drafts, tree="2,1", dtype="float32")
+        if drafts:
+            with watched(llm) as (drafted, batches):
+                answers.append([o.token_ids for o in llm.generate(prompts(60), params)[0].outputs])
+        else:
+            answers.append([o.token_ids for o in llm.generate(prompts(60), params)[0].outputs])
+    assert answers[0] == answers[1]
+    assert max(len(step) for step in drafted) == 4
+    forwards = [batch for step in batches for batch in step]
+    assert sum(s.num_tokens for b in forwards for s in b.spans if len(s.context_slots) < 59) < 70
+    assert max(len(batch.token_ids) for batch in forwards) <= max(limit, 16)
+    for step in drafted:  # same tokens, same trees
+        for one in step:
+            twin = next(d for d in step if d.tokens == one.tokens)
+            assert one.tree.token_ids.tolist() == twin.tree.token_ids.tolist()
+
+
 def test_long_catch_up_comes_in_chunks(llm: LLM, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specinfer.draft.model.CATCH_UP_TOKENS", 16)
     with watched(llm) as (drafted, batches):

@@ -84,6 +84,26 @@ def test_in_steps_it_is_the_whole(
         assert retelling.tell(tokens[:end]) == expected
 
 
+@pytest.mark.parametrize(
+    "text", ["你好吗" * 200, "0.125, " * 150, "1\n" * 400, "x" * 900], ids=lambda t: t[:6]
+)
+def test_text_without_words_is_not_read_again_and_again(
+    three: Three, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, draft = three["bytes"], three["merges"]
+    lengths: list[int] = []
+    encode = draft.encode_part
+    monkeypatch.setattr(draft, "encode_part", lambda part: lengths.append(len(part)) or encode(part))
+    retelling = Retelling(tokenizer, draft)
+    tokens = tokenizer.encode(text)
+    told: list[int] = []
+    for end in [*range(3, len(tokens), 3), len(tokens)]:
+        told = retelling.tell(tokens[:end]) or told
+    assert b"".join(draft.spellings[t] for t in told) == text.encode()
+    assert max(lengths) <= 210
+    assert len(told) <= 1.1 * len(draft.encode(text)) + 2
+
+
 def test_a_path_that_was_not_committed(three: Three) -> None:
     tokenizer, draft = three["bytes"], three["merges"]
     retelling = Retelling(tokenizer, draft)

@@ -22,7 +22,9 @@ from specinfer.tree import CandidateKind, TokenTree, Topology
 from specinfer.verify.verdict import Verdict
 
 CATCH_UP_TOKENS = 512
-"""Trunk tokens per forward while a draft catches up."""
+"""Of a request per forward while a draft catches up."""
+MAX_FORWARD_TOKENS = 1024
+"""Of all requests, unless one alone has more."""
 
 
 class ModelDrafter:
@@ -131,27 +133,37 @@ class ModelDrafter:
     ) -> torch.Tensor:
         """Feed each history's tokens whose K/V is missing: [growing requests, draft vocab]."""
         filled = self._runner.pool.filled
-        todo: list[tuple[History, Ints, int]] = []  # (history, slots, how many are written)
-        for r, (history, tree) in enumerate(zip(histories, trees, strict=True)):
-            if history is None or tree is None or not tree.frontier:
-                continue
-            slots = np.concatenate([history.slots, scratch.trunk(r)])
-            known = filled[history.slots]
-            written = len(known) if known.all() else int(known.argmin())
-            todo.append((history, slots, written))
-        while any(h.num_tokens - written > CATCH_UP_TOKENS for h, _, written in todo):
-            items = []
-            for i, (history, slots, written) in enumerate(todo):
-                if history.num_tokens - written > CATCH_UP_TOKENS:
-                    items.append(self._trunk(history, slots, written, written + CATCH_UP_TOKENS))
-                    todo[i] = (history, slots, written + CATCH_UP_TOKENS)
-            self._runner.run(Batch.of(items))
-        items = [self._trunk(history, slots, written, len(slots)) for history, slots, written in todo]
-        logits, _ = self._runner.run(Batch.of(items))
-        for history, tree in zip(histories, trees, strict=True):
-            if history is not None and tree is not None and tree.frontier:
-                filled[history.slots] = True
-        return logits
+        waiting = {
+            r: (history, np.concatenate([history.slots, scratch.trunk(r)]))
+            for r, (history, tree) in enumerate(zip(histories, trees, strict=True))
+            if history is not None and tree is not None and tree.frontier
+        }
+        order: list[int] = []
+        found: list[torch.Tensor] = []
+        while waiting:
+            items: list[WorkItem] = []
+            ends: dict[int, int] = {}
+            num_rows, reading = 0, set()
+            for r, (history, slots) in waiting.items():
+                known = filled[history.slots]
+                start = len(known) if known.all() else int(known.argmin())
+                end = min(len(slots), start + CATCH_UP_TOKENS)
+                # What several have in common is read once: the others wait for it.
+                if slots[start] in reading or (items and num_rows + end - start > MAX_FORWARD_TOKENS):
+                    continue
+                reading.add(slots[start])
+                num_rows += end - start
+                items.append(self._trunk(history, slots, start, end))
+                ends[r] = end
+            logits, _ = self._runner.run(Batch.of(items))
+            found.append(logits)
+            for r, end in ends.items():
+                history, slots = waiting[r]
+                filled[history.slots[:end]] = True
+                if end == len(slots):
+                    order.append(r)
+                    del waiting[r]
+        return found[0] if len(found) == 1 else torch.cat(found)[np.argsort(order)]
 
     def _trunk(self, history: History, slots: Ints, start: int, end: int) -> WorkItem:
         span = Span(slots[:start], slots[start:end], np.arange(-1, end - start - 1))

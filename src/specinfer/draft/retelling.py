@@ -10,13 +10,19 @@ from specinfer.models.tokenizer import Tokenizer
 
 # Where a word starts after something that is no space, tokenizers start a token, whatever follows.
 _WORD_START = re.compile(r"(?<=\S)(?= [^\W\d_])")
+# Where they mostly do, in texts without such places.
+_BREAK = re.compile(r"(?<=[\s.,;:!?\u3001\u3002])(?=\S)")
+_MAX_UNSETTLED = 200
+_KEPT = 20
+"""Characters that are not settled yet when it must be settled somewhere: a token is seldom longer."""
 
 
 class Retelling:
     """Keeps one request's tokens in another tokenizer as the request grows.
 
-    What stands before the last word is settled; the rest is read anew each time, as the tokens of a word may
-    change while it grows. Nothing but acceptance depends on how good the retelling is.
+    What stands before the last word is settled; the rest, of some 200 characters at most, is read anew each
+    time, as the tokens of a word may change while it grows. Nothing but acceptance depends on how good the
+    retelling is.
     """
 
     def __init__(self, tokenizer: Tokenizer, own: Tokenizer) -> None:
@@ -41,10 +47,9 @@ class Retelling:
         self._read += tokens[len(self._read) :]
         if self._decoder.getstate()[0]:
             return None
-        starts = [match.start() for match in _WORD_START.finditer(self._unsettled)]
-        if starts:
-            self._settled += self._own.encode_part(self._unsettled[: starts[-1]])
-            self._unsettled = self._unsettled[starts[-1] :]
+        if end := _settled_end(self._unsettled):
+            self._settled += self._own.encode_part(self._unsettled[:end])
+            self._unsettled = self._unsettled[end:]
         return self._settled + self._own.encode_part(self._unsettled)
 
     def _text(self, new: Sequence[int]) -> str:
@@ -57,3 +62,14 @@ class Retelling:
             self._has_text = True
             return text.removeprefix(" ") if self._tokenizer.adds_space else text
         return text
+
+
+def _settled_end(text: str) -> int:
+    """How much of a text will have the same tokens whatever follows, as far as one can tell."""
+    starts = [match.start() for match in _WORD_START.finditer(text)]
+    if starts:
+        return starts[-1]
+    last = len(text) - _KEPT
+    if len(text) <= _MAX_UNSETTLED:
+        return 0
+    return max((match.start() for match in _BREAK.finditer(text, 0, last)), default=last)
