@@ -142,6 +142,24 @@ def test_a_stop_string_that_waits_for_its_character() -> None:
     assert detokenizer.text == "a"
 
 
+def test_tokens_of_no_text_are_not_decoded_again_and_again() -> None:
+    """As special tokens are, when they are left out; what comes after them is text as ever."""
+    decoded = 0
+
+    def count(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode([[b"", b"a", b"b"][i] for i in ids])
+
+    detokenizer = Detokenizer(count, ["ba"], min_tokens=1004)
+    for token in [1, *[0] * 1000, 2, 1, *[0] * 10, 2]:
+        assert detokenizer.add(token) is None
+    assert detokenizer.add(1) == "ba"
+    assert detokenizer.text == "aba"
+    assert detokenizer.ends[:3] + detokenizer.ends[-3:] == [1, 1, 1, 3, 4, 3]
+    assert decoded < 30_000
+
+
 def test_bytes_that_are_never_a_character_are_not_decoded_again_and_again() -> None:
     decoded = 0
 

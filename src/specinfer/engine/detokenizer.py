@@ -68,7 +68,8 @@ class Detokenizer:
         """
         self._decode = decode
         self._stops = [StopString(s) for s in stop]
-        self._min_tokens = len(before) + min_tokens
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._include_stop = include_stop
         self._ids = list(before)
         # Decoded together so that a tokenizer which treats a text's start apart does so once:
@@ -81,12 +82,15 @@ class Detokenizer:
     def add(self, token_id: int) -> str | None:
         """Take one token. Returns the stop string that its text completed: `text` then ends there."""
         self._ids.append(token_id)
+        self._num_tokens += 1
         stop = None
         if not self._is_broken():
             known = self._decode(self._ids[self._prefix : self._read])
             both = self._decode(self._ids[self._prefix :])
             if not both.endswith(INCOMPLETE) and len(both) > len(known):
                 stop = self._append(both[len(known) :])
+            elif both == known and len(self._ids) - self._read > 2 * FEW_TOKENS:
+                del self._ids[self._read : -FEW_TOKENS]  # tokens of no text, as special ones are
         self.ends.append(len(self.text))
         return stop
 
@@ -117,7 +121,7 @@ class Detokenizer:
         self.text += new
         ends = [(s.text, s.read(new)) for s in self._stops]
         found = [(known + end - len(text), text) for text, end in ends if end is not None]
-        if not found or self._read <= self._min_tokens:
+        if not found or self._num_tokens <= self._min_tokens:
             return None
         at, stop = min(found)
         self.text = self.text[: at + len(stop) if self._include_stop else at]

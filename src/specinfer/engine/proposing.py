@@ -38,7 +38,7 @@ def propose(parts: Parts, scheduled: Sequence[Scheduled]) -> list[Proposal]:
     for i, s in enumerate(scheduled):
         proposal = drafted.get(i)
         if i in contexts:
-            proposal = proposal or Proposal(TokenTree.root_only([*s.request.tokens, *chains[i]][-1]), {})
+            proposal = proposal or Proposal(TokenTree.root_only((chains[i] or s.request.tokens)[-1]), {})
             proposal = graft(contexts[i], chains[i], proposal, parts.max_forced_tokens)
         proposals.append(proposal or Proposal(TokenTree.root_only(s.request.tokens[-1]), {}))
     return proposals

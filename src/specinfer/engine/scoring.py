@@ -22,7 +22,7 @@ def score_prompts(
 
     logits: of the items, flattened; an item's first rows are those of `Request.prompt_rows`.
     """
-    if all(s.request.prompt_logprobs is None for s in scheduled):
+    if not any(s.request.prompt_rows(s.trunk_len) for s in scheduled):
         return logits
     trees = []
     counts = [len(item.logits_rows) for item in items]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,41 +13,46 @@ from numpy.typing import NDArray
 from specinfer.draft.drafter import Proposal
 from specinfer.engine.parts import Parts
 from specinfer.engine.request import Request
-from specinfer.sampling.chooser import Choices
 from specinfer.sampling.pipeline import divisor
 from specinfer.sampling.row import Row
 from specinfer.sampling.streams import Purpose, stream
+from specinfer.tree import TokenTree
 from specinfer.verify import Verdict
 from specinfer.verify.coin import RandomCoin
 
+Judge = Callable[[torch.Tensor, Sequence[Row]], NDArray[Any]]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """What the order of additions may change of a row of logits, in parts of the largest."""
 
 
+class Evidence:
+    """What a verifier judges a tree by, made node by node when asked: a walk looks at its own path alone."""
+
+    def __init__(self, judge: Judge, request: Request, tree: TokenTree, logits: torch.Tensor) -> None:
+        self._judge, self._request, self._tree, self._logits = judge, request, tree, logits
+
+    def __getitem__(self, node: int) -> Any:
+        """The target's choice, or its law, after a node."""
+        row = self._request.row(self._tree.path_tokens(node))
+        return self._judge(self._logits[node : node + 1], [row])[0]
+
+
 def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor) -> list[Verdict]:
     """logits: the decoded requests' trees, flattened."""
-    rows = [
-        request.row(proposal.tree.path_tokens(node))
-        for request, proposal in decoded
-        for node in range(proposal.tree.num_nodes)
-    ]
-    if not rows:
-        return []
-    evidence = make_evidence(parts, logits, rows)
     verdicts = []
     start = 0
-    for request, (tree, law) in decoded:
-        end = start + tree.num_nodes
-        root = rows[start]
+    for (request, (tree, law)), evidence in zip(decoded, make_evidence(parts, decoded, logits), strict=True):
+        root = request.row()
         coin = RandomCoin(
             partial(stream, root.seed, root.sample_index, root.position, Purpose.VERIFY, lane=0)
         )
-        verdict = parts.verifier.verify(tree, law, evidence[start:end], coin)
+        verdict = parts.verifier.verify(tree, law, evidence, coin)
         verdicts.append(verdict)
         if not (parts.runner.keeps_bits or parts.verifier.needs_law):
-            walked = [start, *(start + node for node in verdict.path)]
-            request.num_near_ties += num_near_ties(parts, logits[walked], [rows[i] for i in walked])
-        start = end
+            walked = [0, *verdict.path]
+            rows = [request.row(tree.path_tokens(node)) for node in walked]
+            request.num_near_ties += num_near_ties(parts, logits[[start + node for node in walked]], rows)
+        start += tree.num_nodes
     return verdicts
 
 
@@ -59,14 +65,17 @@ def num_near_ties(parts: Parts, logits: torch.Tensor, rows: Sequence[Row]) -> in
 
 
 def make_evidence(
-    parts: Parts, logits: torch.Tensor, rows: Sequence[Row]
-) -> NDArray[np.float64] | NDArray[np.int64] | Choices:
-    """What the verifier judges by, [num rows]: the target's probabilities or its choices.
+    parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor
+) -> Sequence[Evidence | NDArray[Any]]:
+    """For each tree what the verifier judges by, [num_nodes] choices or [num_nodes, V] probabilities of the
+    target.
 
-    Off the CPU every choice is made at once, so that only ids cross to the host.
+    Off the CPU all are made at once, so that only they cross to the host.
     """
-    if parts.verifier.needs_law:
-        return parts.chooser.probabilities(logits, rows)
-    if logits.device.type != "cpu":
-        return parts.chooser.choose(logits, rows)
-    return Choices(parts.chooser, logits, rows)
+    judge: Judge = parts.chooser.probabilities if parts.verifier.needs_law else parts.chooser.choose
+    counts = [tree.num_nodes for _, (tree, _) in decoded]
+    if logits.device.type == "cpu" or not decoded:
+        own = torch.split(logits, counts)
+        return [Evidence(judge, r, p.tree, rows) for (r, p), rows in zip(decoded, own, strict=True)]
+    rows = [r.row(p.tree.path_tokens(node)) for r, p in decoded for node in range(p.tree.num_nodes)]
+    return np.split(judge(logits, rows), np.cumsum(counts)[:-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,19 +75,6 @@ class Chooser:
             p[greedy] = 0.0
             p[greedy, _first_argmax(processed[greedy])] = 1.0
         return p
-
-
-class Choices:
-    """`Chooser.choose`, row by row when asked: a walk looks at its own path only, not at the whole tree."""
-
-    def __init__(self, chooser: Chooser, logits: torch.Tensor, rows: Sequence[Row]) -> None:
-        self._chooser, self._logits, self._rows = chooser, logits, rows
-
-    def __getitem__(self, at: Any) -> Any:
-        """A slice of rows, or the choice after one."""
-        if isinstance(at, slice):
-            return Choices(self._chooser, self._logits[at], self._rows[at])
-        return self._chooser.choose(self._logits[at : at + 1], [self._rows[at]])[0]
 
 
 def _choose(logits: torch.Tensor, scale: float, row: Row) -> int:

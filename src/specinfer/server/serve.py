@@ -106,7 +106,9 @@ async def serve(
         waiting.cancel()
         if rpc is not None:
             await rpc.drain()
-        await drain(engine, config.drain_timeout)
+        draining = asyncio.create_task(drain(engine, config.drain_timeout))
+        await asyncio.wait({serving, draining}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()  # where a second signal has ended HTTP, gRPC does not wait either
         http.should_exit = True
         await serving
 

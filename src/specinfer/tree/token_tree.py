@@ -122,7 +122,7 @@ class TokenTree:
     @property
     def max_depth(self) -> int:
         """Depth of the deepest node; 0 for a root alone."""
-        return max(map(len, self.paths))
+        return int(self.depths.max())
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:

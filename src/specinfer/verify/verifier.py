@@ -24,16 +24,15 @@ class Verifier:
 
     kinds: the candidates it is exact for. sampled_kind: the kind a model drafter makes for it at temperature
     above 0. needs_law: whether it judges by probabilities, the draft's and the target's.
-    verify: (tree, law, evidence, coin) -> Verdict. Evidence of a tree is the target's probabilities,
-    [num_nodes, V] fp64, where needs_law; else the target's choices, [num_nodes], and law and coin are not
-    looked at.
+    verify: (tree, law, evidence, coin) -> Verdict. evidence[node] is the target's probabilities after a node,
+    [V] fp64, where needs_law; else the target's choice, and law and coin are not looked at.
     """
 
     name: str
     kinds: frozenset[CandidateKind]
     sampled_kind: CandidateKind
     needs_law: bool
-    verify: Callable[[TokenTree, DraftLaw, NDArray[Any], Coin], Verdict]
+    verify: Callable[[TokenTree, DraftLaw, Any, Coin], Verdict]
 
 
 def _coupled(tree: TokenTree, law: DraftLaw, choices: NDArray[Any], coin: Coin) -> Verdict:
