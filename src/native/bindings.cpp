@@ -45,9 +45,10 @@ class Model {
  public:
   Model(int hidden, int layers, int heads, int kv_heads, int head_dim, int intermediate, int vocab, int head_size,
         float eps, bool tied, const std::string& inner, bool layer_norm, bool head_norms,
-        const std::vector<int>& windows, const std::vector<std::string>& types, const std::string& level, int threads)
+        const std::vector<int>& windows, bool features, const std::vector<std::string>& types, const std::string& level,
+        int threads)
       : weights_(checked({hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, eps, tied, head_size,
-                          inner_of(inner), layer_norm, head_norms, windows}),
+                          inner_of(inner), layer_norm, head_norms, windows, features}),
                  types_of(types), choose_kernels(level.c_str())),
         pool_(shared_pool(threads)),
         forward_(weights_, kv_, positions_) {}
@@ -170,11 +171,11 @@ NB_MODULE(_cpu, m) {
   m.def("pin", [](int threads, const std::vector<int>& processors) { shared_pool(threads).pin(processors); });
   nb::class_<Model>(m, "Model")
       .def(nb::init<int, int, int, int, int, int, int, int, float, bool, const std::string&, bool, bool,
-                    const std::vector<int>&, const std::vector<std::string>&, const std::string&, int>(),
+                    const std::vector<int>&, bool, const std::vector<std::string>&, const std::string&, int>(),
            nb::kw_only(), nb::arg("hidden"), nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"),
            nb::arg("head_dim"), nb::arg("intermediate"), nb::arg("vocab"), nb::arg("head_size"), nb::arg("eps"),
            nb::arg("tied"), nb::arg("inner"), nb::arg("layer_norm"), nb::arg("head_norms"), nb::arg("windows"),
-           nb::arg("types"), nb::arg("level"), nb::arg("threads"))
+           nb::arg("features"), nb::arg("types"), nb::arg("level"), nb::arg("threads"))
       .def("set", &Model::set)
       .def("set_bias", &Model::set_bias)
       .def("set_norm", &Model::set_norm)

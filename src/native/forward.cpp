@@ -11,8 +11,10 @@ enum Op {
   INPUT_NORM, QKV, QUANTIZE_FOR_V, V, STORE_KV, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN,
   CAPTURE, PER_LAYER
 };
-enum { BEGIN = PER_LAYER, FINAL_NORM, HEAD, END };
+enum { BEGIN = PER_LAYER, FEATURES, FINAL_NORM, HEAD, END };
 
+constexpr int BEFORE_LAYERS = 2, AFTER_LAYERS = 3;  // phases
+constexpr float FEATURES_EPS = 1e-6f;
 constexpr int64_t ROW_CHUNK = 8;
 constexpr int64_t CHUNK_BYTES = 1 << 19;
 
@@ -93,13 +95,18 @@ void Forward::plan(const Batch& batch, int threads) {
   qkv_stride_ = round_up(int64_t(s.heads + 2 * s.kv_heads) * s.head_dim, panel);
   inner_stride_ = s.layers ? int64_t(layer->inner.panels) / (s.inner == Store::gated ? 2 : 1) * panel : 0;
   grow(hidden_, n * hidden_stride_);
+  if (reads_features()) {
+    features_stride_ = round_up(2 * s.hidden, panel);
+    grow(features_, n * features_stride_);
+    ones_.assign(hidden_stride_, 1.0f);
+  }
   grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
   grow(qkv_rows_, n * qkv_stride_);
   grow(attended_, n * s.heads * s.head_dim);
   grow(inner_, n * inner_stride_);
   scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
   grow(scratch_, scratch_size_ * threads);
-  int64_t quantized = row_bytes(w_.head) * b_.num_logits;
+  int64_t quantized = std::max(row_bytes(w_.head) * b_.num_logits, reads_features() ? row_bytes(w_.features) * n : 0);
   for (const Layer& l : w_.layers)
     for (const Linear* linear : {&l.qkv, &l.v, &l.out, &l.inner, &l.down})
       quantized = std::max(quantized, row_bytes(*linear) * n);
@@ -135,8 +142,9 @@ GemmArgs Forward::gemm(int op, int index) {
     return a;
   };
   if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.head_size, Store::plain);
-  const Layer& layer = w_.layers[index];
   float* hidden = hidden_.data();
+  if (op == FEATURES) return args(w_.features, features_, features_stride_, n, hidden, hidden_stride_, Store::plain);
+  const Layer& layer = w_.layers[index];
   switch (op) {
     case QKV:
       return args(layer.qkv, normed_, hidden_stride_, n, qkv_rows_.data(), qkv_stride_, Store::plain, layer.qkv.outputs);
@@ -188,13 +196,42 @@ void Forward::store_kv(int index, int64_t row) {
   kernels.to_kv(k + kv, static_cast<char*>(kv_.values[index]) + out, kv, kv_.type);
 }
 
-static bool is_gemm(int op) { return op == QKV || op == V || op == OUT || op == INNER || op == DOWN || op == HEAD; }
+// The row's two halves, each with a root mean square of 1.
+void Forward::read_features(int64_t row) {
+  const int n = w_.shape.hidden;
+  float *hidden = hidden_.data() + row * hidden_stride_, *normed = normed_.data() + row * hidden_stride_;
+  float* features = features_.data() + row * features_stride_;
+  std::memset(features, 0, 4 * features_stride_);
+  for (int half = 0; half < 2; ++half) {
+    std::memset(hidden, 0, 4 * hidden_stride_);
+    std::memcpy(hidden, b_.hidden_in + (2 * row + half) * n, 4 * n);
+    w_.kernels.rms_norm(hidden, ones_.data(), normed, n, int(hidden_stride_), FEATURES_EPS);
+    std::memcpy(features + half * n, normed, 4 * n);
+  }
+  quantize(w_.features, features, row);
+}
+
+static bool is_gemm(int op) {
+  return op == QKV || op == V || op == OUT || op == INNER || op == DOWN || op == HEAD || op == FEATURES;
+}
+
+bool Forward::reads_features() const {
+  return w_.shape.features && b_.hidden_in && b_.first_layer == 0 && b_.last_layer > 0;
+}
+
+int Forward::op_at(int phase) const {
+  const int after = phase - BEFORE_LAYERS - (b_.last_layer - b_.first_layer) * PER_LAYER;
+  if (phase < BEFORE_LAYERS) return BEGIN + phase;
+  return after >= 0 ? FINAL_NORM + after : (phase - BEFORE_LAYERS) % PER_LAYER;
+}
+
+int Forward::layer_at(int phase) const { return b_.first_layer + (phase - BEFORE_LAYERS) / PER_LAYER; }
 
 int Forward::chunks(int phase) {
-  const int num_layers = b_.last_layer - b_.first_layer, last = 1 + num_layers * PER_LAYER;
-  if (phase > last + 2) return -1;
-  const int op = phase == 0 ? int(BEGIN) : phase >= last ? FINAL_NORM + phase - last : (phase - 1) % PER_LAYER;
-  const int layer = b_.first_layer + (phase - 1) / PER_LAYER;
+  const int num_layers = b_.last_layer - b_.first_layer;
+  if (phase >= BEFORE_LAYERS + num_layers * PER_LAYER + AFTER_LAYERS) return -1;
+  const int op = op_at(phase), layer = layer_at(phase);
+  if (op == FEATURES && !reads_features()) return 0;
   const int64_t rows = op == FINAL_NORM || op == HEAD ? b_.num_logits : b_.num_rows;
   if (rows == 0) return 0;
   if (op == INPUT_NORM) w_.wait_for(layer);
@@ -215,9 +252,7 @@ int Forward::chunks(int phase) {
 }
 
 void Forward::run(int phase, int chunk, int worker) {
-  const int last = 1 + (b_.last_layer - b_.first_layer) * PER_LAYER;
-  const int op = phase == 0 ? int(BEGIN) : phase >= last ? FINAL_NORM + phase - last : (phase - 1) % PER_LAYER;
-  const int layer = b_.first_layer + (phase - 1) / PER_LAYER;
+  const int op = op_at(phase), layer = layer_at(phase);
   if (is_gemm(op)) {
     const GemmArgs args = gemm(op, layer);
     const int per_chunk = panels_per_chunk(args), begin = chunk * per_chunk;
@@ -245,7 +280,9 @@ void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
     float* normed = normed_.data() + i * hidden_stride_;
     switch (op) {
       case BEGIN:
-        if (b_.hidden_in) {
+        if (reads_features()) {
+          read_features(i);
+        } else if (b_.hidden_in) {
           std::memset(hidden, 0, 4 * hidden_stride_);
           std::memcpy(hidden, b_.hidden_in + i * s.hidden, 4 * s.hidden);
         } else {

@@ -35,7 +35,7 @@ struct Batch {
   const int64_t* token_ids;  // [rows], unless hidden rows come in
   const int64_t* logits_rows;
   int64_t num_rows, num_logits;
-  const float* hidden_in;  // [rows, hidden] or null
+  const float* hidden_in;  // [rows, hidden] or null; [rows, 2 * hidden] where the first layer reads features
   float* hidden_out;       // [rows, hidden] or null
   float* logits;           // [num_logits, head_size]
   int first_layer, last_layer;
@@ -59,6 +59,9 @@ class Forward : public Job {
     int span, kv_head, begin, end;
   };
 
+  int op_at(int phase) const;
+  int layer_at(int phase) const;
+  bool reads_features() const;
   void plan(const Batch& batch, int threads);
   void plan_span(int64_t first_row, int64_t length, int64_t context_len);
   void run_rows(int op, int layer, int64_t begin, int64_t end);
@@ -66,6 +69,7 @@ class Forward : public Job {
   int panels_per_chunk(const GemmArgs& args) const;
   void quantize(const Linear& linear, const float* x, int64_t row);
   void normalize(const Norm& norm, const float* x, float* out) const;
+  void read_features(int64_t row);
   void store_kv(int layer, int64_t row);
 
   const Weights& w_;
@@ -73,8 +77,8 @@ class Forward : public Job {
   const Positions& tables_;
   Batch b_{};
   int threads_ = 1;
-  int64_t hidden_stride_ = 0, qkv_stride_ = 0, inner_stride_ = 0, scratch_size_ = 0;
-  std::vector<float> hidden_, normed_, qkv_rows_, attended_, inner_, scratch_;
+  int64_t hidden_stride_ = 0, features_stride_ = 0, qkv_stride_ = 0, inner_stride_ = 0, scratch_size_ = 0;
+  std::vector<float> hidden_, normed_, features_, ones_, qkv_rows_, attended_, inner_, scratch_;
   std::vector<char> quantized_;  // the rows that the next linear takes, where it is quantised
   std::vector<int64_t> positions_;
   std::vector<int32_t> depth_, trunk_, path_offset_, path_;

@@ -11,7 +11,7 @@ namespace specinfer {
 Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& k) : shape(s), kernels(k) {
   const int panel = k.panel, dim = s.head_dim;
   const int kv = s.kv_heads * dim, out = s.heads * dim;
-  if (types.size() != 5 * size_t(s.layers) + 1 + !s.tied) throw std::invalid_argument("types and layers disagree");
+  if (types.size() != 5 * size_t(s.layers) + 1 + !s.tied + s.features) throw std::invalid_argument("types and layers disagree");
   auto panels = [&](int n) { return (n + panel - 1) / panel; };
   auto make = [&](Type type, int outputs, int inputs, int count) {
     Linear linear;
@@ -44,11 +44,13 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
   }
   head = make(type[0], s.head_size, s.hidden, panels(s.head_size));
   if (!s.tied) embedding = make(type[1], s.vocab, s.hidden, panels(s.vocab));
+  if (s.features) features = make(types.back(), s.hidden, 2 * s.hidden, panels(s.hidden));
   std::vector<Linear*> linears;
   for (Layer& layer : layers)
     linears.insert(linears.end(), {&layer.qkv, &layer.v, &layer.out, &layer.inner, &layer.down});
   linears.push_back(&head);
   if (!s.tied) linears.push_back(&embedding);
+  if (s.features) linears.push_back(&features);
   for (const auto& [n, length] : norms) size_ += (1 + s.layer_norm) * round_up(4 * length, 64);
   for (const Linear* l : linears)
     size_ += round_up(l->panels * panel_bytes(l->type, l->inputs, panel), 64) + round_up(4 * l->panels * panel, 64);
@@ -87,6 +89,7 @@ Weights::Place Weights::place(const std::string& name, int index) {
   const int dim = shape.head_dim, q = shape.heads * dim, kv = shape.kv_heads * dim;
   if (name == "head") return {&head, 0, shape.head_size, shape.hidden, 1, 0};
   if (name == "embedding" && !shape.tied) return {&embedding, 0, shape.vocab, shape.hidden, 1, 0};
+  if (name == "features" && shape.features) return {&features, 0, shape.hidden, 2 * shape.hidden, 1, 0};
   Layer& layer = layer_at(index);
   const int gated = shape.inner == Store::gated;
   const bool apart = layer.v.panels > 0;

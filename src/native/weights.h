@@ -18,6 +18,7 @@ struct Shape {
   bool layer_norm = false;     // else RMSNorm
   bool head_norms = false;     // of each head of q and of k
   std::vector<int> windows;    // per layer the last positions that a token sees, itself included
+  bool features = false;       // a draft that reads two rows beside each other: runtime/features.py
 
   int padded_hidden(int panel) const { return (hidden + panel - 1) / panel * panel; }
 };
@@ -34,7 +35,8 @@ struct Layer {
 
 class Weights {
  public:
-  // types: of q and k, v, out, inner and down of each layer, of the head and, unless that is tied, of the embedding.
+  // types: of q and k, v, out, inner and down of each layer, of the head, unless that is tied of the
+  // embedding, and of the features where they are read.
   Weights(const Shape& shape, const std::vector<Type>& types, const Kernels& kernels);
   ~Weights();
   Weights(const Weights&) = delete;
@@ -59,6 +61,7 @@ class Weights {
   const Kernels& kernels;
   std::vector<Layer> layers;
   Linear head, embedding;  // the embedding is empty where the head is tied to it
+  Linear features;         // empty but for a draft that reads them
   Norm final_norm;
 
  private:

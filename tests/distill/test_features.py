@@ -165,7 +165,7 @@ def test_the_engine_says_what_the_student_says(tiny_model, tmp_path, lessons):
     ends = np.cumsum([lesson.text.num_rows for lesson in lessons])
     texts, wanted = [lesson.text for lesson in lessons], np.split(VOCAB[said], ends[:-1])
     ranks = np.concatenate(draft_ranks(str(tiny_model), tmp_path / "draft", texts, wanted, 300, "cpu"))
-    assert (ranks == 0).mean() > 0.9  # bf16 on the disk
+    assert (ranks == 0).mean() > 0.8  # bf16 on the disk, 8 bits in memory
     assert ranks.max() < 4
 
 

@@ -17,7 +17,7 @@ static void check(bool ok, const char* what) {
 }
 
 static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) {
-  std::vector<Type> types(5 * s.layers + 1 + !s.tied, type);
+  std::vector<Type> types(5 * s.layers + 1 + !s.tied + s.features, type);
   for (int i = 0; i < s.layers; ++i) types[5 * i + 1] = v_type;
   Weights weights(s, types, kernels);
   auto set = [&](const char* name, int layer, int64_t rows, int64_t columns) {
@@ -49,6 +49,7 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) 
   norm("final_norm", -1, s.hidden);
   set("head", -1, s.head_size, s.hidden);
   if (!s.tied) set("embedding", -1, s.vocab, s.hidden);
+  if (s.features) set("features", -1, s.hidden, 2 * s.hidden);
   weights.check_complete();
 
   constexpr int64_t SLOTS = 60, CONTEXT = 37, NODES = 13;
@@ -59,6 +60,7 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) 
   for (int64_t i = 0; i < SLOTS; ++i) slots[i] = (i * 7) % SLOTS, tokens[i] = int64_t(rng() % s.vocab);
   for (int64_t i = 0; i < CONTEXT; ++i) chain[i] = i - 1;
   for (int64_t i = 0; i < NODES; ++i) parents[i] = i ? int64_t(rng() % i) : -1, rows[i] = i;
+  const std::vector<float> features = uniform((CONTEXT + NODES) * 2 * s.hidden);
   std::vector<float> logits[2];
   for (int threads : {1, 3}) {
     std::vector<std::vector<char>> memory;
@@ -77,7 +79,8 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) 
     b.num_spans = 1;
     b.slots = slots.data();
     b.parents = chain.data();
-    b.token_ids = tokens.data();
+    b.token_ids = s.features ? nullptr : tokens.data();
+    b.hidden_in = s.features ? features.data() : nullptr;
     b.num_rows = CONTEXT;
     b.last_layer = s.layers;
     weights.withhold(0);
@@ -91,7 +94,8 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) 
     b.span_lens = &NODES;
     b.slots = slots.data() + CONTEXT;
     b.parents = parents.data();
-    b.token_ids = tokens.data() + CONTEXT;
+    b.token_ids = s.features ? nullptr : tokens.data() + CONTEXT;
+    b.hidden_in = s.features ? features.data() + CONTEXT * 2 * s.hidden : nullptr;
     b.num_rows = b.num_logits = NODES;
     b.logits_rows = rows.data();
     b.logits = out.data();
@@ -111,11 +115,11 @@ int main() {
       for (bool tied : {false, true}) {
         const Type v_type = tied || type == Type::q8_0 ? type : unit_inputs(type) == 32 ? Type::q8_0 : Type::q6_k;
         if (unit_inputs(type) == 32)
-          run(*kernels, type, v_type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}});
+          run(*kernels, type, v_type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}, tied});
         else
           run(*kernels, type, v_type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}});
         if (is_quantized(type)) continue;
-        run(*kernels, type, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}});
+        run(*kernels, type, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}, tied});
         run(*kernels, type, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {60}});
       }
   std::puts("ok");

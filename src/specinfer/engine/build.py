@@ -173,7 +173,8 @@ def load_models(resolved: Resolved) -> tuple[Loaded, dict[str, Loaded]]:
 def read_features(draft: Loaded, target: Loaded) -> FeatureRunner:
     """A feature draft beside its target; both run layer by layer, `borrow` saw to it. Raises ModelError."""
     runner, above = (cast(LayerRunner, loaded.runner) for loaded in (draft, target))
-    return FeatureRunner(runner, above, draft.checkpoint.weights.get(FEATURES))
+    weight = None if isinstance(runner, NativeRunner) else draft.checkpoint.weights.get(FEATURES)
+    return FeatureRunner(runner, above, weight)
 
 
 def draft_keep(config: EngineConfig, draft: Checkpoint) -> Keep:

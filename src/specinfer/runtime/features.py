@@ -14,6 +14,7 @@ from specinfer.attention import Span
 from specinfer.cache import KVPool
 from specinfer.cache.pool import zeros
 from specinfer.errors import ModelError
+from specinfer.models.weights import FEATURES
 from specinfer.runtime.batch import Batch, Ints
 from specinfer.runtime.runner import LayerRunner
 
@@ -26,15 +27,18 @@ class FeatureRunner:
 
     keeps_bits = False
 
-    def __init__(self, draft: LayerRunner, target: LayerRunner, weight: torch.Tensor) -> None:
-        """weight: [hidden_size, 2 * hidden_size], of the embedding and the row before. Raises ModelError."""
+    def __init__(self, draft: LayerRunner, target: LayerRunner, weight: torch.Tensor | None) -> None:
+        """weight: [hidden_size, 2 * hidden_size], of the embedding and the row before; None for a draft that
+        has it and reads both. Raises ModelError."""
         self._draft, self._target = draft, target
         config = draft.config
         size = config.hidden_size
-        if tuple(weight.shape) != (size, 2 * size):
-            raise ModelError(f"the draft's features.weight is {tuple(weight.shape)}, not {(size, 2 * size)}")
         k = draft.pool.k[0]
-        self._weight = weight.to(k.device, torch.float32 if k.device.type == "cpu" else k.dtype)
+        self._weight: torch.Tensor | None = None
+        if weight is not None:
+            if tuple(weight.shape) != (size, 2 * size):
+                raise ModelError(f"the draft's {FEATURES} is {tuple(weight.shape)}, not {(size, 2 * size)}")
+            self._weight = weight.to(k.device, torch.float32 if k.device.type == "cpu" else k.dtype)
         self._last_layer = config.num_layers - 1
         self.target_layer = target.config.num_layers - 1
         self._rows = zeros((k.shape[0], size), k.dtype, k.device)
@@ -61,7 +65,11 @@ class FeatureRunner:
         before = np.concatenate([self._slots_before(span) for span in batch.spans])
         rows = self._rows[torch.from_numpy(before).to(self._rows.device)]
         embedded = self._target.embed(batch.token_ids)
-        hidden = torch.nn.functional.linear(read_rows(embedded, rows).to(self._weight.dtype), self._weight)
+        if self._weight is None:
+            hidden = torch.cat([embedded.float(), rows.float()], dim=-1)
+        else:
+            read = read_rows(embedded, rows).to(self._weight.dtype)
+            hidden = torch.nn.functional.linear(read, self._weight)
         last = self._last_layer
         logits, captured = self._draft.run(batch, {last, *capture_layers}, hidden=hidden)
         self._keep_own(batch, captured[last])

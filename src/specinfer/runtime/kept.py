@@ -9,6 +9,7 @@ import torch
 
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint
+from specinfer.models.weights import FEATURES
 from specinfer.runtime.layout import LAYOUTS
 
 Keep = Literal["dtype", "stored", "int8"]
@@ -20,7 +21,8 @@ Q8_0_INPUTS = 32
 
 
 def linear_types(checkpoint: Checkpoint, keep: Keep, dtype: torch.dtype) -> list[str]:
-    """The type of every packed linear: each layer's, the head and, unless it is tied, the embedding."""
+    """The type of every packed linear: each layer's, the head, unless it is tied the embedding, and what a
+    feature draft reads by."""
     config = checkpoint.config
     layout = LAYOUTS[config.model_type]
     fallback = type_name(dtype)
@@ -28,7 +30,7 @@ def linear_types(checkpoint: Checkpoint, keep: Keep, dtype: torch.dtype) -> list
     if keep == "int8":
         hidden = config.hidden_size
         inputs = [hidden, hidden, config.num_heads * config.head_dim, hidden, config.intermediate_size]
-        inputs = inputs * config.num_layers + [hidden] * len(ends)
+        inputs = inputs * config.num_layers + [hidden] * len(ends) + [2 * hidden] * checkpoint.reads_features
         return ["q8_0" if n % Q8_0_INPUTS == 0 else fallback for n in inputs]
     linears = [
         [f"{layout.layers}.{i}.{name}" for name in parts.values()]
@@ -36,6 +38,8 @@ def linear_types(checkpoint: Checkpoint, keep: Keep, dtype: torch.dtype) -> list
         for parts in layout.linears
     ]
     linears += ends
+    if checkpoint.reads_features:
+        linears.append([FEATURES.removesuffix(".weight")])
     if keep == "dtype" or not isinstance(checkpoint.weights, GGUFFile):
         return [fallback] * len(linears)
     return [common_block_type(checkpoint.weights, names) or fallback for names in linears]

@@ -24,7 +24,7 @@ from specinfer.models.config import ModelConfig
 from specinfer.models.gguf import GGUFFile
 from specinfer.models.loader import Checkpoint
 from specinfer.models.rotary import Rotary
-from specinfer.models.weights import find, take
+from specinfer.models.weights import FEATURES, find, take
 from specinfer.runtime.batch import Batch, Ints
 from specinfer.runtime.cores import num_cores, one_per_core
 from specinfer.runtime.kept import Keep, linear_types, type_name
@@ -120,6 +120,7 @@ class NativeModel:
         self.config = c = checkpoint.config
         self.head_size = checkpoint.head_size
         self._layout = LAYOUTS[c.model_type]
+        self._reads_features = checkpoint.reads_features
         threads = num_threads or min(torch.get_num_threads(), num_cores())
         self._types = linear_types(checkpoint, keep, dtype)
         self.weight_types = tuple(dict.fromkeys(self._types))
@@ -130,7 +131,7 @@ class NativeModel:
                 head_size=self.head_size, eps=c.norm_eps, tied=c.tie_embeddings, inner=self._layout.inner,
                 layer_norm=self._layout.layer_norm, head_norms="q_norm" in self._layout.norms,
                 windows=[window or c.max_position for window in c.windows],
-                types=self._types, level=level, threads=threads,
+                features=checkpoint.reads_features, types=self._types, level=level, threads=threads,
             )  # fmt: skip
             self._load(checkpoint)
         except ValueError as error:
@@ -180,7 +181,8 @@ class NativeModel:
         captured = captured or {}
         if hidden_in is not None:
             hidden_in = hidden_in.float().contiguous()
-            if hidden_in.shape != (len(batch.token_ids), self.config.hidden_size):
+            width = self.config.hidden_size * (1 + (self._reads_features and layers.start < 1 <= layers.stop))
+            if hidden_in.shape != (len(batch.token_ids), width):
                 raise ValueError(f"hidden rows are {tuple(hidden_in.shape)}")
         self._native.forward(
             joined([s.context_slots for s in spans]),
@@ -225,6 +227,9 @@ class NativeModel:
         self._set_linear(checkpoint, "head", NO_LAYER, source, end_types[0], "lm_head")
         if not tied:
             self._set_linear(checkpoint, "embedding", NO_LAYER, layout.embedding, end_types[1])
+        if self._reads_features:
+            source = FEATURES.removesuffix(".weight")
+            self._set_linear(checkpoint, "features", NO_LAYER, source, end_types[-1])
         for i in range(self.config.num_layers):
             self.load_layer(checkpoint, i)
         self._set_norm(checkpoint, "final_norm", NO_LAYER, layout.final_norm)
