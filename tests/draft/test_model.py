@@ -22,7 +22,7 @@ from specinfer.draft.model import ModelDrafter
 from specinfer.runtime import Batch
 from specinfer.sampling.noise import gumbel
 from specinfer.sampling.row import Row
-from specinfer.tree import CandidateKind
+from specinfer.tree import CandidateKind, Level
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -131,6 +131,22 @@ def test_committed_tokens_are_fed_once(llm: LLM) -> None:
         assert [len(b.token_ids) for b in forwards[1:]] == [len(b.logits_rows) for b in forwards[1:]]
         before = len(d.tokens)
     assert len(drafted) > 2
+
+
+def test_the_topology_is_told_of_prompts_to_read(tiny_model: Path, tiny_draft: Path) -> None:
+    levels: list[tuple[int, bool]] = []
+
+    class Recording(Expansion):
+        def expand(self, level: Level) -> Any:
+            levels.append((level.depth, level.is_behind))
+            return super().expand(level)
+
+    llm = LLM(str(tiny_model), drafts=[str(tiny_draft)], tree=Recording(1, 1), dtype="float32")
+    for length, is_behind in ((40, True), (4, False)):
+        levels.clear()
+        llm.generate(prompts(length), GREEDY)
+        assert levels[:2] == [(0, is_behind), (1, False)]
+        assert not any(behind for _, behind in levels[1:])
 
 
 def test_a_prefix_hit_of_the_target_is_one_of_the_draft(tiny_model: Path, tiny_draft: Path) -> None:

@@ -23,14 +23,15 @@ STEEP = [float(n) for n in range(2000)]
 class World:
     """A target whose next token is 1; each drafter has a chance to say so, and a cost a depth.
 
-    target: seconds by rows; before: what drafting takes before the planner is asked.
+    target: seconds by rows; before: what drafting takes before the planner is asked; prompt: what a
+    drafter takes to read the prompt of the next request, every 30 steps.
     """
 
     def __init__(
         self, target: Sequence[float], drafters: Sequence[tuple[float, float]], num_requests: int = 1
     ) -> None:
-        self.now = self.num_tokens = self.before = 0.0
-        self.num_nodes = 0
+        self.now = self.num_tokens = self.before = self.prompt = 0.0
+        self.num_nodes = self.num_steps = 0
         self.target, self.drafters, self.num_requests = target, list(drafters), num_requests
         self.planner = Planner(clock=lambda: self.now)
         self.rng = np.random.default_rng(0)
@@ -43,6 +44,7 @@ class World:
         return (self.num_tokens - before) / (self.now - start)
 
     def step(self) -> None:
+        self.num_steps += 1
         drafters = [] if self.planner.is_resting else self.drafters
         self.now += self.before
         each = [self.draft(*pair) for pair in enumerate(drafters)]
@@ -72,11 +74,12 @@ class World:
                 np.array([r for r, _ in frontier]),
                 np.full(len(frontier), drafter),
                 np.full(len(frontier), chance**depth),
+                is_behind=self.prompt > 0 and depth == 0 and self.num_steps % 30 == 1,
             )
             counts = self.planner.expand(level).tolist()
             if not any(counts):
                 break
-            self.now += seconds
+            self.now += seconds + self.prompt * level.is_behind
             grown = []
             for (r, node), count in zip(frontier, counts, strict=True):
                 is_right = self.rng.random() < chance
@@ -201,7 +204,16 @@ def test_depths_that_are_not_drafted_cost_nothing(max_depth: int) -> None:
         planner.observe([built], [Verdict(right_path(built), 9)], built.num_nodes, 0.03)
     assert set(num_rows) == {False, True}.intersection([False, max_depth > 1])
     for is_deeper, n in num_rows.items():
-        assert planner._drafters[0, is_deeper].at(n) == pytest.approx(0.005)
+        assert planner._drafters[0, is_deeper].at(n) == pytest.approx(0.005, rel=0.1)
+
+
+def test_a_prompt_to_read_says_nothing_about_later_steps() -> None:
+    world, other = World(FLAT, [(0.6, 0.2)]), World(FLAT, [(0.6, 0.2)])
+    world.prompt = 10.0
+    for each in (world, other):
+        each.run(300)
+    assert world.num_tokens == other.num_tokens
+    assert world.num_nodes > 300
 
 
 def test_what_runs_before_the_first_question_is_not_taken_off_the_target() -> None:

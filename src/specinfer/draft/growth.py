@@ -74,7 +74,11 @@ class GrowingTree:
 
 
 def expand(
-    topology: Topology, depth: int, trees: Sequence[GrowingTree | None], drafter: int
+    topology: Topology,
+    depth: int,
+    trees: Sequence[GrowingTree | None],
+    drafter: int,
+    is_behind: bool = False,
 ) -> list[list[int]]:
     """Ask the topology once for a drafter's whole batch: [request] -> children per frontier node. Frontier
     nodes without children are dropped; it is not asked about trees that have no room, which it would take to
@@ -88,7 +92,7 @@ def expand(
     scores = [tree.path_scores[node] for tree in trees if tree is not None for node in tree.frontier]
     request = np.array([r for r, _ in requests], np.int64)
     counts: NDArray[np.int64] = topology.expand(
-        Level(depth, request, np.full(len(requests), drafter), np.array(scores))
+        Level(depth, request, np.full(len(requests), drafter), np.array(scores), is_behind)
     )
     result: list[list[int]] = []
     for r, tree in enumerate(trees):

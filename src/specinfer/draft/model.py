@@ -21,6 +21,8 @@ from specinfer.sampling.streams import Purpose, stream
 from specinfer.tree import CandidateKind, TokenTree, Topology
 from specinfer.verify.verdict import Verdict
 
+STEP_TOKENS = 10
+"""More than one step adds to a text."""
 CATCH_UP_TOKENS = 512
 """Of a request per forward while a draft catches up."""
 MAX_FORWARD_TOKENS = 1024
@@ -79,8 +81,9 @@ class ModelDrafter:
         trees = [self._plant(c, history) for c, history in zip(contexts, histories, strict=True)]
         laws: list[dict[tuple[int, int], NDArray[np.float64]]] = [{} for _ in contexts]
         scratch = _Scratch(self._runner.pool.scratch_start, contexts, histories)
+        is_behind = any(self._is_behind(history) for history in histories if history is not None)
         for depth in range(topology.max_depth):
-            counts = expand(topology, depth, trees, self._lane)
+            counts = expand(topology, depth, trees, self._lane, is_behind and depth == 0)
             if not any(counts):
                 break
             rows = [
@@ -127,6 +130,12 @@ class ModelDrafter:
         return Proposal(
             built, {(drafter, built.places[tree.path_tokens[node]]): q for (drafter, node), q in law.items()}
         )
+
+    def _is_behind(self, history: History) -> bool:
+        """Whether more is to be read than what a step may have added."""
+        known = history.num_tokens - STEP_TOKENS
+        filled, slots = self._runner.pool.filled, history.slots
+        return known > 0 and (known > len(slots) or not filled[slots[known - 1]])
 
     def _root_logits(
         self, histories: Sequence[History | None], trees: Sequence[GrowingTree | None], scratch: _Scratch

@@ -96,8 +96,7 @@ class Planner:
         if taken:
             step.num_nodes += taken
             step.draft_seconds += own
-            # After a pause a drafter reads what it missed, which says nothing about what it costs.
-            if level.depth > 0 or self._unused(drafter) <= 1:
+            if not level.is_behind:
                 step.level = (drafter, level.depth, int(np.count_nonzero(counts)), now)
             self._last_use[drafter] = self._num_steps
         return counts
