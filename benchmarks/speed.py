@@ -110,13 +110,14 @@ def main() -> None:
     parser.add_argument("--quantize", choices=["int8"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draft", default="default", help="a draft that ships for smollm2-135m, or a path")
     parser.add_argument("--random", choices=["100m", "1b"], help="a random model instead of the real target")
     add_peer_options(parser)
     parser.add_argument("--trees", nargs="+", default=[*CHAINS, *TREES])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = random_model(args.random) if args.random else args.model
-    draft = "ngram" if args.random else str(draft_path("smollm2-135m", "default"))
+    draft = "ngram" if args.random else str(draft_path("smollm2-135m", args.draft))
 
     def build(*drafts: str) -> LLM:
         """Room for the largest tree; each way then puts in its own."""
