@@ -138,7 +138,7 @@ def test_the_topology_is_told_of_prompts_to_read(tiny_model: Path, tiny_draft: P
 
     class Recording(Expansion):
         def expand(self, level: Level) -> Any:
-            levels.append((level.depth, level.is_behind))
+            levels.append((level.depth, level.is_behind is not None and bool(level.is_behind.any())))
             return super().expand(level)
 
     llm = LLM(str(tiny_model), drafts=[str(tiny_draft)], tree=Recording(1, 1), dtype="float32")
@@ -184,6 +184,27 @@ def test_what_requests_share_is_read_once(
         for one in step:
             twin = next(d for d in step if d.tokens == one.tokens)
             assert one.tree.token_ids.tolist() == twin.tree.token_ids.tolist()
+
+
+def test_a_subset_is_caught_up_with_in_chunks_by_torch(
+    tiny_model: Path, write_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head is narrower than its embedding; forwards without logits must not matter."""
+    monkeypatch.setenv("SPECINFER_CPU", "off")
+    monkeypatch.setattr("specinfer.draft.model.CATCH_UP_TOKENS", 16)
+    path = write_model(tmp_path / "draft", tokenizer=False, tie_word_embeddings=False)
+    weights = load_file(path / "model.safetensors")
+    kept = torch.arange(40, 140)
+    save_file(
+        {**weights, "lm_head.weight": weights["lm_head.weight"][kept].clone()}, path / "model.safetensors"
+    )
+    save_file({"d2t": kept.to(torch.int32)}, path / "draft_vocab.safetensors")
+    answers = []
+    for drafts in ([], [str(path)]):
+        llm = LLM(str(tiny_model), drafts=drafts, tree="2,1", dtype="float32")
+        answers.append(llm.generate(prompts(50, 7), GREEDY))
+    assert [r.outputs[0].token_ids for r in answers[0]] == [r.outputs[0].token_ids for r in answers[1]]
+    assert all(r.outputs[0].stats.num_draft_tokens for r in answers[1])
 
 
 def test_long_catch_up_comes_in_chunks(llm: LLM, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:

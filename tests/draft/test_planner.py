@@ -74,12 +74,12 @@ class World:
                 np.array([r for r, _ in frontier]),
                 np.full(len(frontier), drafter),
                 np.full(len(frontier), chance**depth),
-                is_behind=self.prompt > 0 and depth == 0 and self.num_steps % 30 == 1,
+                np.full(len(frontier), self.prompt > 0 and depth == 0 and self.num_steps % 30 == 1),
             )
             counts = self.planner.expand(level).tolist()
             if not any(counts):
                 break
-            self.now += seconds + self.prompt * level.is_behind
+            self.now += seconds + self.prompt * bool(level.is_behind.any())
             grown = []
             for (r, node), count in zip(frontier, counts, strict=True):
                 is_right = self.rng.random() < chance

@@ -78,11 +78,11 @@ def expand(
     depth: int,
     trees: Sequence[GrowingTree | None],
     drafter: int,
-    is_behind: bool = False,
+    is_behind: NDArray[np.bool_] | None = None,
 ) -> list[list[int]]:
     """Ask the topology once for a drafter's whole batch: [request] -> children per frontier node. Frontier
-    nodes without children are dropped; it is not asked about trees that have no room, which it would take to
-    be drafted."""
+    nodes without children are dropped. It is not asked about trees that have no room, which it would take to
+    be drafted. is_behind: [request], see Level."""
     for tree in trees:
         if tree is not None and not tree.has_room(depth):
             tree.frontier = []
@@ -92,7 +92,13 @@ def expand(
     scores = [tree.path_scores[node] for tree in trees if tree is not None for node in tree.frontier]
     request = np.array([r for r, _ in requests], np.int64)
     counts: NDArray[np.int64] = topology.expand(
-        Level(depth, request, np.full(len(requests), drafter), np.array(scores), is_behind)
+        Level(
+            depth,
+            request,
+            np.full(len(requests), drafter),
+            np.array(scores),
+            None if is_behind is None else is_behind[request],
+        )
     )
     result: list[list[int]] = []
     for r, tree in enumerate(trees):

@@ -81,9 +81,9 @@ class ModelDrafter:
         trees = [self._plant(c, history) for c, history in zip(contexts, histories, strict=True)]
         laws: list[dict[tuple[int, int], NDArray[np.float64]]] = [{} for _ in contexts]
         scratch = _Scratch(self._runner.pool.scratch_start, contexts, histories)
-        is_behind = any(self._is_behind(history) for history in histories if history is not None)
+        is_behind = np.array([h is not None and self._is_behind(h) for h in histories], np.bool_)
         for depth in range(topology.max_depth):
-            counts = expand(topology, depth, trees, self._lane, is_behind and depth == 0)
+            counts = expand(topology, depth, trees, self._lane, is_behind if depth == 0 else None)
             if not any(counts):
                 break
             rows = [
@@ -165,7 +165,8 @@ class ModelDrafter:
                 items.append(self._trunk(history, slots, start, end))
                 ends[r] = end
             logits, _ = self._runner.run(Batch.of(items))
-            found.append(logits)
+            if len(logits):
+                found.append(logits)
             for r, end in ends.items():
                 history, slots = waiting[r]
                 filled[history.slots[:end]] = True

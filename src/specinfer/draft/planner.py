@@ -96,7 +96,7 @@ class Planner:
         if taken:
             step.num_nodes += taken
             step.draft_seconds += own
-            if not level.is_behind:
+            if level.is_behind is None or not level.is_behind[counts > 0].any():
                 step.level = (drafter, level.depth, int(np.count_nonzero(counts)), now)
             self._last_use[drafter] = self._num_steps
         return counts

@@ -90,7 +90,10 @@ def build_engine(config: EngineConfig) -> Engine:
     try:
         target, drafts = load_models(resolved)
         return assemble(resolved, target, drafts)
-    except (torch.OutOfMemoryError, MemoryError):
+    except (MemoryError, RuntimeError) as error:
+        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if not is_memory:
+            raise
         per_slot = slot_bytes([resolved.target, *resolved.drafts.values()], resolved.dtype)
         raise ConfigError(
             f"{config.model}, its drafts and {per_slot * resolved.num_slots / 2**30:.1f} GiB of K/V (for "

@@ -18,14 +18,14 @@ class Level:
 
     request: index into the batch; drafter: which drafter grows here; scores: product of the scores on the
     node's path, 1 at a root. is_behind: whether the drafter must first read more than a step adds to a text,
-    a prompt for instance, so that the time it takes says nothing about another step's.
+    a prompt for instance, so that the time it takes says nothing about another step's; None: nowhere.
     """
 
     depth: int
     request: NDArray[np.int64]
     drafter: NDArray[np.int64]
     scores: NDArray[np.float64]
-    is_behind: bool = False
+    is_behind: NDArray[np.bool_] | None = None
 
 
 class Topology(Protocol):
