@@ -181,7 +181,7 @@ def test_in_training_it_ranks_as_the_draft_it_becomes(tiny_model, tmp_path, less
     settings = TrainSettings(num_epochs=1, learning_rate=0.1, batch_tokens=64, seed=0)
     ones = [np.ones(lesson.text.num_rows, np.float32) for lesson in lessons]
     path, device = tmp_path / "training.pt", torch.device("cpu")
-    found = Trainer(student, lessons, lessons, ones, settings, path, device).ranks(lessons)
+    found = Trainer(student, lessons, lessons, ones, settings, path, device).ranks(lessons, quiet=True)
     texts, wanted = [lesson.text for lesson in lessons], [lesson.top_ids[:, 0] for lesson in lessons]
     expected = draft_ranks(str(tiny_model), tmp_path / "draft", texts, wanted, 300, "cpu")
     assert [len(row) for row in found] == [len(row) for row in expected]

@@ -207,21 +207,16 @@ def test_depths_that_are_not_drafted_cost_nothing(max_depth: int) -> None:
         assert planner._drafters[0, is_deeper].at(n) == pytest.approx(0.005, rel=0.1)
 
 
-def test_a_prompt_to_read_says_nothing_about_later_steps() -> None:
+@pytest.mark.parametrize(("what", "seconds"), [("prompt", 10.0), ("before", 0.8)])
+def test_what_says_nothing_about_later_steps_changes_no_plan(what: str, seconds: float) -> None:
+    """The time a prompt takes to read is no drafter's cost, and what runs before the first question is not
+    taken off the target's."""
     world, other = World(FLAT, [(0.6, 0.2)]), World(FLAT, [(0.6, 0.2)])
-    world.prompt = 10.0
+    setattr(world, what, seconds)
     for each in (world, other):
         each.run(300)
     assert world.num_tokens == other.num_tokens
     assert world.num_nodes > 300
-
-
-def test_what_runs_before_the_first_question_is_not_taken_off_the_target() -> None:
-    world, late = World(FLAT, [(0.6, 0.1)]), World(FLAT, [(0.6, 0.1)])
-    late.before = 0.8
-    for each in (world, late):
-        each.run(300)
-    assert late.num_tokens == world.num_tokens
 
 
 @pytest.mark.parametrize("score", [1.0, 0.9])

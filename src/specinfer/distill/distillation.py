@@ -166,7 +166,7 @@ class Distillation:
             trainer = self._trainer(f"member-{i}", lessons, student(1, seed), weights, seed)
             drafts.append(self._trained(trainer, f"member-{i}", directory))
             if i < n:
-                members.append(trainer.ranks(training))
+                members.append(trainer.ranks(training, quiet=self._quiet))
         if n > 1:
             weights, seed = boost_weights([], num_rows), s.seed + n
             trainer = self._trainer("larger", lessons, student(n, seed), weights, seed)

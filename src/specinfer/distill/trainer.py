@@ -118,17 +118,19 @@ class Trainer:
         self.student.model.load_state_dict(self._best)
 
     @torch.no_grad()
-    def ranks(self, lessons: Sequence[Lesson]) -> list[NDArray[np.uint8]]:
+    def ranks(self, lessons: Sequence[Lesson], *, quiet: bool) -> list[NDArray[np.uint8]]:
         """As `draft_ranks`, of the target's likeliest tokens by the student as it is; texts are read as in
         training."""
         self.student.model.eval()
         result: dict[int, NDArray[np.uint8]] = {}
-        for members in micro_batches(text_lengths(lessons), np.arange(len(lessons))):
-            batch = self._batch([lessons[i] for i in members]).to(self._device)
-            wanted = batch.top_ids[:, 0].cpu().numpy()
-            found = places(self._logits(batch), wanted)
-            ends = np.cumsum([lessons[i].text.num_rows for i in members])
-            result |= dict(zip(members.tolist(), np.split(found, ends[:-1]), strict=True))
+        with Meter("ranking", len(lessons), quiet=quiet) as meter:
+            for members in micro_batches(text_lengths(lessons), np.arange(len(lessons))):
+                batch = self._batch([lessons[i] for i in members]).to(self._device)
+                wanted = batch.top_ids[:, 0].cpu().numpy()
+                found = places(self._logits(batch), wanted)
+                ends = np.cumsum([lessons[i].text.num_rows for i in members])
+                result |= dict(zip(members.tolist(), np.split(found, ends[:-1]), strict=True))
+                meter.show(len(result), "answers")
         return [result[i] for i in range(len(lessons))]
 
     def _one_step(self) -> int:

@@ -181,7 +181,7 @@ class NativeModel:
         captured = captured or {}
         if hidden_in is not None:
             hidden_in = hidden_in.float().contiguous()
-            width = self.config.hidden_size * (1 + (self._reads_features and layers.start < 1 <= layers.stop))
+            width = self.config.hidden_size * (2 if self._reads_features and 0 in layers else 1)
             if hidden_in.shape != (len(batch.token_ids), width):
                 raise ValueError(f"hidden rows are {tuple(hidden_in.shape)}")
         self._native.forward(
