@@ -114,6 +114,21 @@ class Model {
     forward_.run(b, pool_);
   }
 
+  // Rows before the first layer, [tokens, hidden], of tokens at position 0. By this thread alone: no sooner are others
+  // awake than it is done.
+  void embed(Ints token_ids, uintptr_t out) const {
+    nb::gil_scoped_release release;
+    const Shape& s = weights_.shape;
+    std::vector<float> row(size_t(s.padded_hidden(weights_.kernels.panel)));
+    for (size_t i = 0; i < token_ids.size(); ++i) {
+      const int64_t token = token_ids.data()[i];
+      if (token < 0 || token >= s.vocab) throw std::invalid_argument("a token id lies outside the vocabulary");
+      weights_.embed(token, row.data());
+      for (int k = 0; positions_.learned && k < s.hidden; ++k) row[k] += positions_.learned[k];
+      std::copy_n(row.data(), s.hidden, at<float>(out) + i * s.hidden);
+    }
+  }
+
   int64_t num_bytes() const { return weights_.bytes(); }
   std::string level() const { return weights_.kernels.name; }
   int threads() const { return pool_.threads(); }
@@ -184,6 +199,7 @@ NB_MODULE(_cpu, m) {
       .def("withhold", &Model::withhold)
       .def("release", &Model::release)
       .def("finish", &Model::finish)
+      .def("embed", &Model::embed, nb::arg("token_ids").noconvert(), nb::arg("out"))
       .def("forward", &Model::forward, nb::arg("context_slots").noconvert(), nb::arg("context_lens").noconvert(),
            nb::arg("span_lens").noconvert(), nb::arg("slots").noconvert(), nb::arg("parents").noconvert(),
            nb::arg("token_ids").noconvert(), nb::arg("logits_rows").noconvert(), nb::arg("first_layer"),

@@ -32,7 +32,7 @@ class Interrupt:
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Ctrl-C sets a flag meanwhile, so that a step is never cut in the middle."""
+    """Ctrl-C sets a flag meanwhile, so that no step's bookkeeping is cut in two."""
     interrupt = Interrupt()
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -43,3 +43,9 @@ def catch_interrupt() -> Iterator[Interrupt]:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_if_set(interrupt: Interrupt) -> None:
+    """Between steps, and after the last: what Ctrl-C would have done."""
+    if interrupt.is_set:
+        raise KeyboardInterrupt

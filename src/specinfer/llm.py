@@ -13,7 +13,7 @@ from specinfer.engine.build import build_engine
 from specinfer.engine.chunk import stream_chunk
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
-from specinfer.interrupt import catch_interrupt
+from specinfer.interrupt import catch_interrupt, raise_if_set
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.outputs import RequestOutput, StreamChunk
 from specinfer.sampling_params import SamplingParams
@@ -142,7 +142,9 @@ class LLM:
                 elif request.finish_reason is not None:
                     return
                 else:
-                    self._step()
+                    with catch_interrupt() as interrupt:
+                        self.engine.step()
+                    raise_if_set(interrupt)
         finally:
             self.engine.abort(request)
 
@@ -152,22 +154,20 @@ class LLM:
 
         console = Console(stderr=True)
         shown = progress and len(requests) > 1 and sys.stderr.isatty()
-        with Progress(console=console, disable=not shown, transient=True) as bar:
+        with (
+            Progress(console=console, disable=not shown, transient=True) as bar,
+            catch_interrupt() as interrupt,
+        ):
             task = bar.add_task("generating", total=len(requests))
             pending = set(requests)
             while pending:
-                self._step()
+                raise_if_set(interrupt)
+                self.engine.step()
                 done = {r for r in pending if r.finish_reason is not None}
                 pending -= done
                 if done:
                     bar.advance(task, len(done))
-
-    def _step(self) -> None:
-        """A whole step: Ctrl-C waits for its end, so that no bookkeeping is cut in two."""
-        with catch_interrupt() as interrupt:
-            self.engine.step()
-        if interrupt.is_set:
-            raise KeyboardInterrupt
+        raise_if_set(interrupt)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):

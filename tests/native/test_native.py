@@ -72,6 +72,7 @@ def test_equals_torch(name: str, level: str, tmp_path: Path, write_model, runner
             torch.testing.assert_close(captured[i], expected_rows[i], atol=1e-5 * scale, rtol=1e-5)
     for a, b in zip((*ours.pool.k, *ours.pool.v), (*theirs.pool.k, *theirs.pool.v), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5 * b.abs().max().item(), rtol=1e-5)
+    torch.testing.assert_close(ours.embed(tokens), theirs.embed(tokens), atol=0, rtol=0)
 
 
 def test_a_head_on_a_subset(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
@@ -133,7 +134,7 @@ def test_ranges_of_layers_add_up(tiny_model: Path, runners) -> None:  # noqa: AN
     runner = runners.native(tiny_model)
     batch = Batch.of([prompt_item(5, np.arange(300), np.array([4]))])
     logits, captured = runner.run(batch, capture_layers={0, 1})
-    hidden = runner.model.embed(batch)
+    hidden = runner.model.embed(batch.token_ids)
     first, none = runner.run_layers(batch, hidden, range(1))
     second, rows = runner.run_layers(batch, first, range(1, 2), capture_layers={0, 1})
     assert not none and set(rows) == {1} and torch.equal(rows[1], second)
@@ -188,6 +189,12 @@ def test_a_forked_child_works_alone(tiny_model: Path, runners) -> None:  # noqa:
 def test_nothing_is_read_outside(item: WorkItem, message: str, tiny_model: Path, runners) -> None:  # noqa: ANN001
     with pytest.raises(ValueError, match=message):
         runners.native(tiny_model).run(Batch.of([item]))
+
+
+@pytest.mark.parametrize("token", [-1, 300])
+def test_no_token_outside_is_embedded(token: int, tiny_model: Path, runners) -> None:  # noqa: ANN001
+    with pytest.raises(ValueError, match="token id"):
+        runners.native(tiny_model).embed(np.array([0, token]))
 
 
 def test_weights_that_do_not_fit(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class GrowingTree:
         room = self._max_nodes - len(self.token_ids) if self.has_room(depth) else 0
         limited = []
         for count in counts:
-            limited.append(min(int(count), room))
+            limited.append(min(count, room))
             room -= limited[-1]
         return limited
 
@@ -91,21 +92,22 @@ def expand(
         return [[] for _ in trees]
     scores = [tree.path_scores[node] for tree in trees if tree is not None for node in tree.frontier]
     request = np.array([r for r, _ in requests], np.int64)
-    counts: NDArray[np.int64] = topology.expand(
-        Level(
-            depth,
-            request,
-            np.full(len(requests), drafter),
-            np.array(scores),
-            None if is_behind is None else is_behind[request],
-        )
+    level = Level(
+        depth,
+        request,
+        np.full(len(requests), drafter),
+        np.array(scores),
+        None if is_behind is None else is_behind[request],
     )
+    expanded = np.asarray(topology.expand(level), np.int64).tolist()
+    assert len(expanded) == len(requests), "a topology answers for every node"
+    counts = iter(expanded)
     result: list[list[int]] = []
-    for r, tree in enumerate(trees):
+    for tree in trees:
         if tree is None:
             result.append([])
             continue
-        limited = tree.limit(depth, [int(c) for c in counts[request == r]])
+        limited = tree.limit(depth, list(islice(counts, len(tree.frontier))))
         tree.frontier = [node for node, count in zip(tree.frontier, limited, strict=True) if count]
         result.append([count for count in limited if count])
     return result

@@ -32,7 +32,7 @@ from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.models.tokenizer import Tokenizer, end_token_ids
 from specinfer.models.weights import FEATURES
 from specinfer.runtime import LayerRunner, Runner, make_pool, make_torch_runner
-from specinfer.runtime.features import FeatureRunner
+from specinfer.runtime.features import FeatureRunner, rows_dtype
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
 from specinfer.sampling.chooser import Chooser
@@ -94,7 +94,7 @@ def build_engine(config: EngineConfig) -> Engine:
         is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
         if not is_memory:
             raise
-        per_slot = slot_bytes([resolved.target, *resolved.drafts.values()], resolved.dtype)
+        per_slot = slot_bytes([resolved.target, *resolved.drafts.values()], resolved.dtype, resolved.device)
         raise ConfigError(
             f"{config.model}, its drafts and {per_slot * resolved.num_slots / 2**30:.1f} GiB of K/V (for "
             f"{resolved.num_slots} tokens) do not fit the memory of {resolved.device}",
@@ -143,7 +143,7 @@ def resolve(config: EngineConfig) -> Resolved:
         pairings=pairings,
         max_model_len=max_model_len,
         max_tree_nodes=min(MAX_NODES, 1 + (topology.num_nodes - 1) * len(config.drafts)),
-        num_slots=resolve_num_slots(config, [target, *drafts.values()], dtype, max_model_len),
+        num_slots=resolve_num_slots(config, [target, *drafts.values()], dtype, device, max_model_len),
     )
 
 
@@ -290,10 +290,14 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> to
 
 
 def resolve_num_slots(
-    config: EngineConfig, checkpoints: Sequence[Checkpoint], dtype: torch.dtype, max_model_len: int
+    config: EngineConfig,
+    checkpoints: Sequence[Checkpoint],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
 ) -> int:
     """Slots that the K/V memory holds."""
-    per_slot = slot_bytes(checkpoints, dtype)
+    per_slot = slot_bytes(checkpoints, dtype, device)
     if config.kv_memory is None:
         wanted = config.max_num_seqs * max_model_len
         return max(max_model_len + MAX_NODES, min(wanted, AUTO_KV_BYTES // per_slot))
@@ -306,11 +310,11 @@ def resolve_num_slots(
     return num_slots
 
 
-def slot_bytes(checkpoints: Sequence[Checkpoint], dtype: torch.dtype) -> int:
+def slot_bytes(checkpoints: Sequence[Checkpoint], dtype: torch.dtype, device: torch.device) -> int:
     """What one token takes in the caches of all models."""
     return sum(
         bytes_per_slot(c.config.num_layers, c.config.num_kv_heads, c.config.head_dim, dtype)
-        + c.reads_features * c.config.hidden_size * dtype.itemsize
+        + c.reads_features * c.config.hidden_size * rows_dtype(dtype, device).itemsize
         for c in checkpoints
     )
 

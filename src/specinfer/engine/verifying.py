@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,18 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 class Evidence:
     """What a verifier judges a tree by, made node by node when asked: a walk looks at its own path alone."""
 
-    def __init__(self, judge: Judge, request: Request, tree: TokenTree, logits: torch.Tensor) -> None:
-        self._judge, self._request, self._tree, self._logits = judge, request, tree, logits
+    def __init__(
+        self, judge: Judge, request: Request, tree: TokenTree, logits: torch.Tensor, start: int
+    ) -> None:
+        """logits: of a batch of trees; this one's begin at row `start`."""
+        self._judge, self._request, self._tree = judge, request, tree
+        self._logits, self._start = logits, start
 
     def __getitem__(self, node: int) -> Any:
         """The target's choice, or its law, after a node."""
         row = self._request.row(self._tree.path_tokens(node))
-        return self._judge(self._logits[node : node + 1], [row])[0]
+        i = self._start + node
+        return self._judge(self._logits[i : i + 1], [row])[0]
 
 
 def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor) -> list[Verdict]:
@@ -42,11 +48,7 @@ def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: to
     verdicts = []
     start = 0
     for (request, (tree, law)), evidence in zip(decoded, make_evidence(parts, decoded, logits), strict=True):
-        root = request.row()
-        coin = RandomCoin(
-            partial(stream, root.seed, root.sample_index, root.position, Purpose.VERIFY, lane=0)
-        )
-        verdict = parts.verifier.verify(tree, law, evidence, coin)
+        verdict = parts.verifier.verify(tree, law, evidence, RandomCoin(partial(coin_stream, request)))
         verdicts.append(verdict)
         if not (parts.runner.keeps_bits or parts.verifier.needs_law):
             walked = [0, *verdict.path]
@@ -54,6 +56,12 @@ def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: to
             request.num_near_ties += num_near_ties(parts, logits[[start + node for node in walked]], rows)
         start += tree.num_nodes
     return verdicts
+
+
+def coin_stream(request: Request) -> np.random.Generator:
+    """What a step's verification of a request is decided by, where chance has a part in it."""
+    root = request.row()
+    return stream(root.seed, root.sample_index, root.position, Purpose.VERIFY)
 
 
 def num_near_ties(parts: Parts, logits: torch.Tensor, rows: Sequence[Row]) -> int:
@@ -75,7 +83,9 @@ def make_evidence(
     judge: Judge = parts.chooser.probabilities if parts.verifier.needs_law else parts.chooser.choose
     counts = [tree.num_nodes for _, (tree, _) in decoded]
     if logits.device.type == "cpu" or not decoded:
-        own = torch.split(logits, counts)
-        return [Evidence(judge, r, p.tree, rows) for (r, p), rows in zip(decoded, own, strict=True)]
+        starts = accumulate(counts, initial=0)
+        return [
+            Evidence(judge, r, p.tree, logits, start) for (r, p), start in zip(decoded, starts, strict=False)
+        ]
     rows = [r.row(p.tree.path_tokens(node)) for r, p in decoded for node in range(p.tree.num_nodes)]
     return np.split(judge(logits, rows), np.cumsum(counts)[:-1])

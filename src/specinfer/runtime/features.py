@@ -41,7 +41,8 @@ class FeatureRunner:
             self._weight = weight.to(k.device, torch.float32 if k.device.type == "cpu" else k.dtype)
         self._last_layer = config.num_layers - 1
         self.target_layer = target.config.num_layers - 1
-        self._rows = zeros((k.shape[0], size), k.dtype, k.device)
+        self._rows = _Rows(k.shape[0], size, rows_dtype(k.dtype, k.device), k.device)
+        self._own: tuple[Ints, torch.Tensor] | None = None
 
     @property
     def pool(self) -> KVPool:
@@ -51,19 +52,21 @@ class FeatureRunner:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows."""
-        return self._rows.numel() * self._rows.element_size()
+        return self._rows.num_bytes
 
     def store(self, batch: Batch, rows: torch.Tensor) -> None:
-        """Keep the target's hidden rows [num_tokens, hidden_size] after `target_layer` of a batch it ran."""
-        self._rows[torch.from_numpy(batch.slots).to(rows.device)] = rows.to(self._rows.dtype)
+        """Keep the target's hidden rows [num_tokens, hidden_size] after `target_layer` of a batch it ran; the
+        draft's own below them are done with."""
+        self._rows.put(batch.slots, rows)
+        self._own = None
 
     @torch.inference_mode()
     def run(
         self, batch: Batch, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As ModelRunner.run, for token ids of the target's."""
-        before = np.concatenate([self._slots_before(span) for span in batch.spans])
-        rows = self._rows[torch.from_numpy(before).to(self._rows.device)]
+        self._put_own()
+        rows = self._rows.get(np.concatenate([self._slots_before(span) for span in batch.spans]))
         embedded = self._target.embed(batch.token_ids)
         if self._weight is None:
             hidden = torch.cat([embedded.float(), rows.float()], dim=-1)
@@ -72,8 +75,18 @@ class FeatureRunner:
             hidden = torch.nn.functional.linear(read, self._weight)
         last = self._last_layer
         logits, captured = self._draft.run(batch, {last, *capture_layers}, hidden=hidden)
-        self._keep_own(batch, captured[last])
+        self._own = batch.slots, captured[last]
         return logits, captured
+
+    def _put_own(self) -> None:
+        """Keep the draft's own rows of its last forward where the target has none. That is left to the next
+        forward: below a tree's last depth nothing reads them."""
+        if self._own is None:
+            return
+        (slots, rows), self._own = self._own, None
+        own = np.flatnonzero(slots >= self.pool.scratch_start)
+        if len(own):
+            self._rows.put(slots[own], rows[torch.from_numpy(own).to(rows.device)])
 
     def _slots_before(self, span: Span) -> Ints:
         """[num_tokens] where each token's row before it is. In a trunk that the target has not read either
@@ -86,11 +99,36 @@ class FeatureRunner:
             before[i] = before[span.parents[i]]
         return before
 
-    def _keep_own(self, batch: Batch, rows: torch.Tensor) -> None:
-        own = np.flatnonzero(batch.slots >= self.pool.scratch_start)
-        if len(own):
-            index = torch.from_numpy(own).to(rows.device)
-            self._rows[torch.from_numpy(batch.slots[own]).to(rows.device)] = rows[index].to(self._rows.dtype)
+
+class _Rows:
+    """A row for each slot. On a CPU numpy reads and writes them: after a forward, which empties the caches,
+    that takes 40 us, torch's indexing 100."""
+
+    def __init__(self, num_slots: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rows = zeros((num_slots, size), dtype, device)
+        self._host = self._rows.numpy() if device.type == "cpu" else None
+
+    @property
+    def num_bytes(self) -> int:
+        return self._rows.nbytes
+
+    def put(self, slots: Ints, rows: torch.Tensor) -> None:
+        """rows: [len(slots), size]."""
+        if self._host is not None:
+            self._host[slots] = rows.float().numpy()
+        else:
+            self._rows[torch.from_numpy(slots).to(rows.device)] = rows.to(self._rows.dtype)
+
+    def get(self, slots: Ints) -> torch.Tensor:
+        """[len(slots), size]."""
+        if self._host is not None:
+            return torch.from_numpy(self._host[slots])
+        return self._rows[torch.from_numpy(slots).to(self._rows.device)]
+
+
+def rows_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of the rows kept beside K/V of `dtype`: what numpy has, on a CPU."""
+    return torch.float32 if device.type == "cpu" else dtype
 
 
 def read_rows(embedded: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -103,7 +103,7 @@ def own_threads(runner: Runner) -> Iterator[None]:
 
 
 class NativeModel:
-    """A model in packed weights. Whoever runs ranges of layers uses its ends, `embed` and `head`."""
+    """A model in packed weights. Whoever runs ranges of layers uses its head."""
 
     def __init__(
         self,
@@ -153,15 +153,15 @@ class NativeModel:
         pin_threads(self.num_threads)
         self.num_bytes: int = self._native.num_bytes + sum(t.nbytes for t in tables if t is not None)
 
-    def embed(self, batch: Batch) -> torch.Tensor:
-        """[num_tokens, hidden_size]."""
-        hidden = torch.empty(len(batch.token_ids), self.config.hidden_size)
-        self.forward(batch, range(0), hidden_out=hidden)
+    def embed(self, token_ids: Ints) -> torch.Tensor:
+        """[n, hidden_size] rows before the first layer, of tokens at position 0."""
+        hidden = torch.empty(len(token_ids), self.config.hidden_size)
+        self._native.embed(ints(token_ids), hidden.data_ptr())
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] -> logits [rows, head_size]."""
-        batch = rows_alone(np.zeros(len(hidden), np.int64))
+        batch = rows_alone(len(hidden))
         logits = torch.empty(len(hidden), self.head_size)
         self.forward(batch, range(0), hidden_in=hidden, logits=logits)
         return logits
@@ -302,7 +302,7 @@ class NativeRunner:
 
     def embed(self, token_ids: Ints) -> torch.Tensor:
         """As ModelRunner.embed."""
-        return self.model.embed(rows_alone(token_ids))
+        return self.model.embed(token_ids)
 
     def run(
         self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
@@ -338,8 +338,7 @@ def joined(arrays: Sequence[Ints]) -> Ints:
     return ints(arrays[0]) if len(arrays) == 1 else ints(np.concatenate(arrays)) if arrays else NONE
 
 
-def rows_alone(token_ids: Ints) -> Batch:
-    """Rows for the ends of a model, where nothing attends, all at position 0."""
-    n = len(token_ids)
-    span = Span(NONE, np.zeros(n, np.int64), np.full(n, -1, np.int64))
-    return Batch((span,), token_ids, np.arange(n))
+def rows_alone(n: int) -> Batch:
+    """Rows for the head of a model, where nothing attends."""
+    zeros = np.zeros(n, np.int64)
+    return Batch((Span(NONE, zeros, zeros - 1),), zeros, np.arange(n))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specinfer.sampling.grammar import Grammar
 from specinfer.sampling.processor import Processor
 from specinfer.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row of logits, target's or draft's.
 
     position: absolute position of the token that the row decides (the prompt starts at 0).
@@ -33,17 +32,7 @@ class Row:
 
     def after(self, path: tuple[int, ...]) -> Row:
         """The row that follows `path` below this one's."""
-        return Row(
-            self.params,
-            self.seed,
-            self.sample_index,
-            self.position + len(path),
-            self.num_prompt_tokens,
-            self.end_token_ids,
-            self.history,
-            (*self.path, *path),
-            self.processors,
-        )
+        return self._replace(position=self.position + len(path), path=(*self.path, *path))
 
     @property
     def grammar(self) -> Grammar | None:

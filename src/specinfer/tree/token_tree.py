@@ -119,10 +119,11 @@ class TokenTree:
         """Nodes, root excluded."""
         return len(self.token_ids) - 1
 
-    @property
+    @cached_property
     def max_depth(self) -> int:
         """Depth of the deepest node; 0 for a root alone."""
-        return int(self.depths.max())
+        deepest: int = max(self.depths.tolist())
+        return deepest
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
