@@ -9,16 +9,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+SIZES = {"100m": (768, 12, 2048), "1b": (2048, 16, 5632)}
 
-def random_model(size: str) -> str:
+
+def random_model(size: str, max_position: int = 2048) -> str:
     """A random Llama of about `size` parameters in a temporary directory."""
-    hidden, layers, ff = {"100m": (768, 12, 2048), "1b": (2048, 16, 5632)}[size]
+    hidden, layers, ff = SIZES[size]
     config = {
         "model_type": "llama", "vocab_size": 32000, "hidden_size": hidden, "intermediate_size": ff,
         "num_hidden_layers": layers, "num_attention_heads": hidden // 64,
         "num_key_value_heads": hidden // 256,
-        "head_dim": 64, "max_position_embeddings": 2048, "tie_word_embeddings": True, "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
+        "head_dim": 64, "max_position_embeddings": max_position, "tie_word_embeddings": True,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5,
     }  # fmt: skip
     directory = Path(tempfile.mkdtemp())
     (directory / "config.json").write_text(json.dumps(config))
