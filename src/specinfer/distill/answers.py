@@ -14,7 +14,7 @@ from typing import IO
 from specinfer.distill.meter import Meter
 from specinfer.distill.storage import cannot_write
 from specinfer.engine.request import Request
-from specinfer.errors import ConfigError
+from specinfer.errors import ConfigError, RequestError
 from specinfer.interrupt import Interrupted, catch_interrupt
 from specinfer.llm import LLM
 from specinfer.sampling_params import SamplingParams
@@ -52,6 +52,15 @@ def jobs(prompts: Mapping[int, tuple[str, list[int]]], seed: int) -> list[Job]:
         for number, (kind, ids) in prompts.items()
         for i, temperature in enumerate(TEMPERATURES)
     ]
+
+
+def fits(llm: LLM, prompt: Sequence[int], max_tokens: int) -> bool:
+    """Whether the target's context has room for a prompt and its answer."""
+    try:
+        llm.engine.check(prompt, SamplingParams(max_tokens=max_tokens))
+    except RequestError:
+        return False
+    return True
 
 
 class AnswerFile:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.distill.answers import AnswerFile, jobs, write_answers
+from specinfer.distill.answers import AnswerFile, fits, jobs, write_answers
 from specinfer.distill.boost import boost_weights, compare, forward_milliseconds
 from specinfer.distill.card import model_card
 from specinfer.distill.curve import curve
@@ -25,6 +25,7 @@ from specinfer.distill.hits import coverage, draft_ranks
 from specinfer.distill.inheritance import has_llama_layers, sample_rows
 from specinfer.distill.judge import paces
 from specinfer.distill.lessons import Lesson, make_lessons
+from specinfer.distill.passages import own_passages
 from specinfer.distill.prompts import PARTS, Part, Prompt, part_of, read_prompts, takes_chat
 from specinfer.distill.questions import own_questions
 from specinfer.distill.seeds import built_in_prompts
@@ -36,13 +37,13 @@ from specinfer.distill.token_student import TokenStudent
 from specinfer.distill.trainer import Trainer, TrainSettings
 from specinfer.distill.vocabulary import choose_vocab, token_counts
 from specinfer.engine.build import resolve_device
-from specinfer.errors import ConfigError, RequestError
+from specinfer.errors import ConfigError
 from specinfer.llm import LLM
 from specinfer.models.catalog import resolve_model_path
 from specinfer.models.loader import Checkpoint, open_checkpoint
-from specinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger("specinfer")
+QUESTIONS_PER_PASSAGE = 5
 NUM_JUDGED_PROMPTS = 12
 JUDGED_TOKENS = 64
 
@@ -123,14 +124,16 @@ class Distillation:
             prompts += own_questions(
                 llm, self._num_questions, s.seed, questions, max_num_seqs=s.max_num_seqs, quiet=self._quiet
             )
+            num_passages = self._num_questions // QUESTIONS_PER_PASSAGE
+            passages = AnswerFile(self.data / "passages.jsonl")
+            prompts += own_passages(
+                llm, num_passages, s.seed, passages, max_num_seqs=s.max_num_seqs, quiet=self._quiet
+            )
         asked = {}
         for number, prompt in enumerate(prompts):
             ids = prompt.token_ids(llm.tokenizer, is_chat)
-            try:
-                llm.engine.check(ids, SamplingParams(max_tokens=s.max_tokens))
-            except RequestError:
-                continue  # longer than the context
-            asked[number] = (prompt.kind, ids)
+            if fits(llm, ids, s.max_tokens):
+                asked[number] = (prompt.kind, ids)
         if len(asked) < len(prompts):
             num_left_out = len(prompts) - len(asked)
             logger.warning("%d of %d prompts are left out: too long", num_left_out, len(prompts))

@@ -30,10 +30,11 @@ class Grammar:
         self.rules = rules
 
     @staticmethod
-    def built_in() -> Grammar:
+    def built_in(kinds: str = "kinds", **rules: Sequence[str]) -> Grammar:
+        """kinds: the table of them. rules: more rules."""
         text = resources.files("specinfer.distill").joinpath("seeds.toml").read_text(encoding="utf-8")
         grammar = tomllib.loads(text)
-        return Grammar(grammar["kinds"], grammar["rules"])
+        return Grammar(grammar[kinds], {**grammar["rules"], **rules})
 
     def fill(self, template: str, rng: random.Random) -> str:
         """One text of a template."""
