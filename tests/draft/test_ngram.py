@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +80,22 @@ def test_every_path_followed_somewhere(
         assert tree.num_nodes > 1
     assert all(c.kind == CandidateKind.DETERMINISTIC for c in tree.candidates)
     assert ((tree.scores >= 0) & (tree.scores <= 1)).all()
+
+
+@given(TOKENS, st.lists(st.tuples(TOKENS, st.integers(0, 16)), min_size=1, max_size=4))
+def test_what_is_remembered_of_a_request_changes_nothing(
+    text: list[int], steps: list[tuple[list[int], int]]
+) -> None:
+    """It grows; some of its last tokens are a path that may still be dropped, and slots are taken from it."""
+    drafter = NgramDrafter()
+    notes: dict[Any, Any] = {}
+    for more, num_slots in steps:
+        seen = context([*text, *more])
+        with_notes = replace(seen, slots=np.arange(min(num_slots, len(text))), notes=notes)
+        [remembered] = drafter.launch([with_notes], Chain(4))
+        [fresh] = propose(Chain(4), seen)
+        assert remembered.tree.token_ids.tolist() == fresh.token_ids.tolist()
+        text = [*text, more[0]]
 
 
 def test_a_batch_is_its_requests_one_by_one() -> None:

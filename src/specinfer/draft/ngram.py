@@ -12,6 +12,10 @@ from specinfer.draft.growth import GrowingTree, expand
 from specinfer.tree import CandidateKind, TokenTree, Topology
 from specinfer.verify.verdict import Verdict
 
+Ints = NDArray[np.int64]
+NONE: Ints = np.zeros(0, np.int64)
+MAX_MATCHES = 16
+"""Of each length, the latest."""
 Continuation = tuple[tuple[int, ...], float]
 """What followed an earlier occurrence of the suffix, and its score."""
 
@@ -50,7 +54,7 @@ class NgramDrafter:
                 for node, count in zip(tree.frontier, tree_counts, strict=True):
                     if i not in found:  # looked up for those alone that may have a tree
                         length = min(contexts[i].max_depth, topology.max_depth)
-                        found[i] = self._continuations(contexts[i].tokens, length)
+                        found[i] = self._continuations(self._text(contexts[i]), length)
                     self._grow(tree, node, count, found[i])
                 tree.advance()
         return [Proposal(tree.build(), {}) for tree in trees if tree is not None]
@@ -72,18 +76,29 @@ class NgramDrafter:
             # Later finds are less likely; strictly falling scores also keep the order of storage.
             tree.add(node, token, score / (1 + draw), draw, CandidateKind.DETERMINISTIC)
 
-    def _continuations(self, tokens: Sequence[int], length: int) -> list[Continuation]:
+    def _text(self, context: DraftContext) -> Ints:
+        """The tokens as an array, which is not made anew of those that are committed."""
+        known: Ints = context.notes.get(self, NONE)
+        text = np.concatenate([known, np.array(context.tokens[len(known) :], np.int64)])
+        context.notes[self] = text[: len(context.slots)]
+        return text
+
+    def _continuations(self, text: Ints, length: int) -> list[Continuation]:
         """Longest and latest match first."""
         if length < 1:
             return []
-        array: NDArray[np.int64] = np.asarray(tokens, np.int64)
+        last = len(text) - 1
+        ends = np.flatnonzero(text[:last] == text[last])
+        matches = [ends]  # [n - 1]: where n tokens that equal the last n end
+        for k in range(1, self._max_ngram):
+            ends = ends[ends >= k]
+            ends = ends[text[ends - k] == text[last - k]]
+            if not len(ends):
+                break
+            matches.append(ends)
         found: dict[tuple[int, ...], float] = {}
-        for n in range(min(self._max_ngram, len(array) - 1), self._min_ngram - 1, -1):
-            # hits[i]: the n tokens from i equal the suffix, and at least one token follows them.
-            hits = np.ones(len(array) - n, np.bool_)
-            for k in range(n):
-                hits &= array[k : len(array) - n + k] == array[len(array) - n + k]
-            for start in np.flatnonzero(hits)[::-1][:16]:
-                follow = array[start + n : start + n + length]
-                found.setdefault(tuple(int(t) for t in follow), n / (n + 1))
+        for n in range(len(matches), self._min_ngram - 1, -1):
+            for end in matches[n - 1][::-1][:MAX_MATCHES].tolist():
+                follow = text[end + 1 : end + 1 + length]
+                found.setdefault(tuple(follow.tolist()), n / (n + 1))
         return list(found.items())
