@@ -161,7 +161,7 @@ def smollm2(path: Path) -> Tokenizer:
 @functools.cache
 def smollm2_by_hand(path: Path) -> Backend:
     metadata = GGUFFile(path).metadata
-    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens = list(metadata["tokenizer.ggml.tokens"])
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     backend = Backend(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     digits = pre_tokenizers.Digits(individual_digits=True)

@@ -48,6 +48,10 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?|d2t")
 
 
+_FAULT_AROUND = 1 << 16
+"""Linux maps so many bytes around a page that is asked for, if it has them."""
+
+
 class _Tensor(NamedTuple):
     shape: tuple[int, ...]  # in torch's order
     quant: gguf.GGMLQuantizationType
@@ -221,8 +225,9 @@ class GGUFFile:
         """A copy of a tensor's bytes. The memory of the pages that it was read from is given back."""
         raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset).copy()
         if hasattr(mmap, "MADV_DONTNEED"):
-            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
+            start = max(0, tensor.offset - _FAULT_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            end = min(len(self._data), tensor.offset + tensor.num_bytes + _FAULT_AROUND)
+            self._data.madvise(mmap.MADV_DONTNEED, start, end - start)
         return raw
 
     def _unpermute(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:

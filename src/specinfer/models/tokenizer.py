@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from specinfer.errors import ModelError, RequestError
 from specinfer.models.gguf import GGUFFile
+from specinfer.models.gguf_header import Strings
 from specinfer.models.spelling import BYTE_PIECE, SPACE, byte_alphabet, speller
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -241,9 +242,9 @@ class _Metadata:
 
     def strings(self, key: str) -> list[str]:
         values: Any = self.get(key)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, Strings):
             raise ModelError(f"{self.path} has no tokenizer.ggml.{key}", hint=_CONVERT_AGAIN)
-        return values
+        return list(values)
 
     def named(self, name: str) -> str | None:
         """The text of the token that plays the role `name`, if the file gives one."""
