@@ -10,7 +10,7 @@ from typing import Any, Never
 
 from specinfer.config import DEFAULT_TREE, DType, EngineConfig, Quantize
 from specinfer.engine.build import build_engine
-from specinfer.engine.chunk import stream_chunk
+from specinfer.engine.chunk import Cursor
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
 from specinfer.interrupt import catch_interrupt, raise_if_set
@@ -130,15 +130,12 @@ class LLM:
 
     def _chunks(self, ids: Sequence[int], params: SamplingParams) -> Generator[StreamChunk]:
         request = self.engine.add_request(ids, params)[0]
-        num_chars = num_tokens = 0
+        cursor = Cursor()
         try:
             # By the request's state: other calls may step the engine between two chunks.
             while True:
-                if request.num_output_tokens > num_tokens:
-                    chunk = stream_chunk(request, num_chars, num_tokens)
-                    num_chars += len(chunk.text)
-                    num_tokens += len(chunk.token_ids)
-                    yield chunk
+                if cursor.is_behind(request):
+                    yield cursor.chunk(request)
                 elif request.finish_reason is not None:
                     return
                 else:

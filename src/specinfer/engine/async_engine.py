@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from specinfer.config import EngineConfig
 from specinfer.engine.build import build_engine
-from specinfer.engine.chunk import stream_chunk
+from specinfer.engine.chunk import Cursor
 from specinfer.engine.engine import Engine
 from specinfer.engine.parts import Emission
 from specinfer.engine.request import Request
@@ -78,16 +78,8 @@ class Subscription:
     def __init__(self, generation: Generation, index: int) -> None:
         self.generation = generation
         self.index = index
-        self.num_chars = 0
-        self.num_tokens = 0
+        self.cursor = Cursor()
         self.last_emission: float | None = None
-
-    def chunk(self, request: Request) -> StreamChunk:
-        """What is new since the last one."""
-        chunk = stream_chunk(request, self.num_chars, self.num_tokens)
-        self.num_chars += len(chunk.text)
-        self.num_tokens += len(chunk.token_ids)
-        return chunk
 
 
 Event = tuple[Generation, int, StreamChunk | StepError]
@@ -347,7 +339,7 @@ class AsyncEngine:
 
     def _event(self, request: Request) -> Event:
         subscription = self._subscriptions[request]
-        chunk = subscription.chunk(request)
+        chunk = subscription.cursor.chunk(request)
         if chunk.output is not None:
             del self._subscriptions[request]
             seconds = time.perf_counter() - request.arrival

@@ -8,17 +8,30 @@ from specinfer.engine.request import Request
 from specinfer.outputs import StreamChunk
 
 
-def stream_chunk(request: Request, num_chars: int, num_tokens: int) -> StreamChunk:
-    """What is certain of the output beyond the characters and tokens that were sent before."""
-    finished = request.finish_reason is not None
-    end = len(request.detokenizer.text) if finished else request.detokenizer.safe_length()
-    return StreamChunk(
-        text=request.detokenizer.text[num_chars:end],
-        token_ids=tuple(request.tokens[request.num_prompt_tokens + num_tokens :]),
-        logprobs=None if request.params.logprobs is None else tuple(request.logprobs[num_tokens:]),
-        pieces=pieces(request, num_chars, end),
-        output=request.completion() if finished else None,
-    )
+class Cursor:
+    """How much of a request's output was sent on."""
+
+    def __init__(self) -> None:
+        self._num_chars = self._num_tokens = 0
+
+    def is_behind(self, request: Request) -> bool:
+        """Whether the request has tokens that were not sent."""
+        return request.num_output_tokens > self._num_tokens
+
+    def chunk(self, request: Request) -> StreamChunk:
+        """What is certain of the output beyond what was sent before."""
+        finished = request.finish_reason is not None
+        end = len(request.detokenizer.text) if finished else request.detokenizer.safe_length()
+        chunk = StreamChunk(
+            text=request.detokenizer.text[self._num_chars : end],
+            token_ids=tuple(request.tokens[request.num_prompt_tokens + self._num_tokens :]),
+            logprobs=None if request.params.logprobs is None else tuple(request.logprobs[self._num_tokens :]),
+            pieces=pieces(request, self._num_chars, end),
+            output=request.completion() if finished else None,
+        )
+        self._num_chars += len(chunk.text)
+        self._num_tokens += len(chunk.token_ids)
+        return chunk
 
 
 def pieces(request: Request, start: int, end: int) -> tuple[tuple[str, bool], ...]:
