@@ -35,7 +35,7 @@ def distill(
     num_questions: Annotated[
         int | None,
         Option(
-            help="How many questions more the target asks itself, and for every 5 of them a passage that it "
+            help="How many questions more the target asks itself, and for every 4 of them a passage that it "
             "writes and is asked about. 2000 beside built-in prompts where it has a chat template, else 0.",
             show_default=False,
         ),

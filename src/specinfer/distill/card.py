@@ -27,8 +27,9 @@ def model_card(record: Mapping[str, Any]) -> str:
         f"{record['num_training_tokens']} tokens, at temperatures {_list(record['data']['temperatures'])}, "
         "and on the target's own probabilities.",
         f"- Prompts: {record['data']['source']} ({record['data']['prompts']}), {target}'s own questions, "
-        f"{record['data']['num_questions']} at most, and what was asked about passages of its own. 1 in 20 "
-        "was kept for early stopping and 1 in 20 for the figures below, by hash; neither was trained on.",
+        f"{record['data']['num_questions']} at most, and what was asked about passages of its own, "
+        f"{record['data']['num_passages']} at most. 1 in 20 was kept for early stopping and 1 in 20 for the "
+        "figures below, by hash; neither was trained on.",
         f"- Licence: the weights come from the output of {target} and from its own weights: its licence "
         "applies, and that of the prompts. Neither is judged here: fill in what you publish under.",
         "## How often it finds the target's token",

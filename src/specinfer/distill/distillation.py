@@ -29,7 +29,7 @@ from specinfer.distill.passages import own_passages
 from specinfer.distill.prompts import PARTS, Part, Prompt, part_of, read_prompts, takes_chat
 from specinfer.distill.questions import own_questions
 from specinfer.distill.seeds import built_in_prompts
-from specinfer.distill.settings import DistillSettings
+from specinfer.distill.settings import DistillSettings, num_passages
 from specinfer.distill.shape import HEAD_DIM, Shape, parse_size, shape_of
 from specinfer.distill.storage import check_settings, make_directory, write_json, write_whole
 from specinfer.distill.student import Student, open_draft
@@ -43,7 +43,6 @@ from specinfer.models.catalog import resolve_model_path
 from specinfer.models.loader import Checkpoint, open_checkpoint
 
 logger = logging.getLogger("specinfer")
-QUESTIONS_PER_PASSAGE = 5
 NUM_JUDGED_PROMPTS = 12
 JUDGED_TOKENS = 64
 
@@ -124,10 +123,14 @@ class Distillation:
             prompts += own_questions(
                 llm, self._num_questions, s.seed, questions, max_num_seqs=s.max_num_seqs, quiet=self._quiet
             )
-            num_passages = self._num_questions // QUESTIONS_PER_PASSAGE
             passages = AnswerFile(self.data / "passages.jsonl")
             prompts += own_passages(
-                llm, num_passages, s.seed, passages, max_num_seqs=s.max_num_seqs, quiet=self._quiet
+                llm,
+                num_passages(self._num_questions),
+                s.seed,
+                passages,
+                max_num_seqs=s.max_num_seqs,
+                quiet=self._quiet,
             )
         asked = {}
         for number, prompt in enumerate(prompts):

@@ -3,8 +3,9 @@ names, which neither other prompts that are built in nor its own questions teach
 
 from __future__ import annotations
 
-import re
-from itertools import islice
+import random
+from collections.abc import Sequence
+from itertools import cycle, islice
 
 from specinfer.distill.answers import AnswerFile, Job, fits, write_answers
 from specinfer.distill.prompts import Prompt
@@ -13,17 +14,16 @@ from specinfer.llm import LLM
 
 TEMPERATURE = 0.9
 MAX_TOKENS = 400
-PROMPTS_PER_PASSAGE = 2
-MEANS_SOMETHING = re.compile(r"[{}]|----")
-"""To a Grammar, which is to fill templates with the passages."""
+PLACE = "\0"
+"""Of a passage in a prompt."""
 
 
 def own_passages(
     llm: LLM, count: int, seed: int, file: AnswerFile, *, max_num_seqs: int, quiet: bool
 ) -> list[Prompt]:
-    """About `count` passages that the target writes, as far as its context has room; they depend on the
-    target and the seed alone. It has a chat template. Raises Interrupted after Ctrl-C: what is in `file` is
-    not lost."""
+    """Prompts about the passages, at most `count` of them, that the target writes where its context has room.
+    They depend on the target, `count` and the seed alone. The target has a chat template. Raises Interrupted
+    after Ctrl-C: what is in `file` is not lost."""
     asked = islice(Grammar.built_in("passages").prompts(seed), count)
     ids = [prompt.token_ids(llm.tokenizer, True) for prompt in asked]
     todo = [
@@ -36,9 +36,22 @@ def own_passages(
     )
     ends = llm.tokenizer.eos_token_ids
     answers = (written[job.index].answer for job in todo)
-    texts = [llm.tokenizer.decode([t for t in answer if t not in ends]).strip() for answer in answers]
-    kept = [text for text in texts if text and not MEANS_SOMETHING.search(text)]
-    if not kept:
-        return []
-    readings = Grammar.built_in("readings", written=kept).prompts(seed)
-    return list(islice(readings, PROMPTS_PER_PASSAGE * len(kept)))
+    texts = [llm.tokenizer.decode([t for t in answer if t not in ends]) for answer in answers]
+    return readings([text.replace(PLACE, "").strip() for text in texts], seed)
+
+
+def readings(passages: Sequence[str], seed: int) -> list[Prompt]:
+    """Prompts about passages, the kinds in turn. Each passage stands in one: in two, one of which is held
+    out, it would be known."""
+    grammar = Grammar.built_in("readings", written=[PLACE])
+    rng = random.Random(seed)
+    left = [passage for passage in reversed(passages) if passage]
+    prompts: list[Prompt] = []
+    for kind in cycle(grammar.kinds):
+        if not left:
+            return prompts
+        text = grammar.fill(rng.choice(grammar.kinds[kind]), rng)
+        while PLACE in text and left:
+            text = text.replace(PLACE, left.pop(), 1)
+        prompts.append(Prompt.of_turns(kind, [text.replace(PLACE, "")]))
+    raise AssertionError("there are kinds")

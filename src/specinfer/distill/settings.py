@@ -14,6 +14,7 @@ from specinfer.distill.shape import parse_size
 from specinfer.errors import ConfigError
 
 NUM_QUESTIONS = 2000
+QUESTIONS_PER_PASSAGE = 4
 DEFAULT_SIZE = "7m"
 
 
@@ -22,7 +23,7 @@ class DistillSettings:
     """Validated on construction.
 
     target: as EngineConfig.model. prompts: a file for `read_prompts`, None for the built-in ones, of which
-    num_prompts are drawn. num_questions: what the target asks itself, besides, and for every 5 of them a
+    num_prompts are drawn. num_questions: what the target asks itself, besides, and for every 4 of them a
     passage that it writes and is asked about; None is 2000 beside built-in prompts where the target has a
     chat template, else 0. max_tokens: longest answer. features: to make a feature draft, whose size the
     target gives. size: millions of parameters of another, as in "7m", which is what None means. init: a
@@ -103,6 +104,7 @@ class DistillSettings:
             "source": "built-in" if self.prompts is None else self.prompts.name,
             "prompts": digest(prompts),
             "num_questions": num_questions,
+            "num_passages": num_passages(num_questions),
             "temperatures": list(TEMPERATURES),
             "max_tokens": self.max_tokens,
             "seed": self.seed,
@@ -121,3 +123,8 @@ class DistillSettings:
             "num_members": self.num_members,
             "seed": self.seed,
         }
+
+
+def num_passages(num_questions: int) -> int:
+    """That the target writes, and is asked about."""
+    return num_questions // QUESTIONS_PER_PASSAGE

@@ -77,7 +77,7 @@ class NgramDrafter:
             tree.add(node, token, score / (1 + draw), draw, CandidateKind.DETERMINISTIC)
 
     def _text(self, context: DraftContext) -> Ints:
-        """The tokens as an array, which is not made anew of those that are committed."""
+        """The tokens as an array; committed ones are converted once."""
         known: Ints = context.notes.get(self, NONE)
         text = np.concatenate([known, np.array(context.tokens[len(known) :], np.int64)])
         context.notes[self] = text[: len(context.slots)]
