@@ -207,6 +207,28 @@ def test_depths_that_are_not_drafted_cost_nothing(max_depth: int) -> None:
         assert planner._drafters[0, is_deeper].at(n) == pytest.approx(0.005, rel=0.1)
 
 
+@pytest.mark.parametrize(("every", "length", "then"), [(2, 60, 1000), (20, 30, 1)])
+def test_a_text_is_soon_forgotten_and_what_is_usual_is_not(every: int, length: int, then: int) -> None:
+    """A drafter that finds every second token, after a text of which it finds none; and one that finds every
+    20th, after a text of which it finds all."""
+    gains = Gains()
+
+    def see(num_steps: int, every: int) -> float:
+        for i in range(1, num_steps + 1):
+            gains.advance()
+            tree = TokenTree.build([0, 1], [-1, 0], [1.0, 0.5], [])
+            gains.observe(tree, (1,) if i % every == 0 else (), [0])
+        return gains.estimate(0, 0, 1.0, 0)
+
+    usual = see(600, every)
+    assert usual == pytest.approx(1 / every, abs=0.05)
+    unusual = abs(see(length, then) - usual)
+    for _ in range(150):
+        gains.advance()
+    left = abs(gains.estimate(0, 0, 1.0, 0) - usual)
+    assert unusual > 0.3 and left < unusual / 2
+
+
 @pytest.mark.parametrize(("what", "seconds"), [("prompt", 10.0), ("before", 0.8)])
 def test_what_says_nothing_about_later_steps_changes_no_plan(what: str, seconds: float) -> None:
     """The time a prompt takes to read is no drafter's cost, and what runs before the first question is not

@@ -21,8 +21,9 @@ LEAST = 0.02
 RATE_MEMORY = 0.95
 FADE = 0.998
 """What is left of a drafter's cost after another step without it, which gives it another chance."""
-REST = 3
-"""Steps without a question after one in which the answer was no tree: asking takes time, too."""
+REST, LONGEST_REST = 3, 24
+"""Steps without a question after one in which the answer was no tree, and after many such: asking takes time,
+too."""
 MARGIN = 1.15
 """What is chosen is what was estimated too well: costs are taken to be so much higher."""
 
@@ -63,6 +64,7 @@ class Planner:
         self._last_use: dict[int, int] = {}
         self._rates: dict[int, tuple[float, float]] = {}
         self._num_steps = self._rest_until = 0
+        self._rest = REST
         self._step: _Step | None = None
 
     @property
@@ -116,7 +118,8 @@ class Planner:
         if step is None:
             return
         if step.num_nodes == 0:
-            self._rest_until = self._num_steps + REST
+            self._rest_until = self._num_steps + self._rest
+        self._rest = min(2 * self._rest, LONGEST_REST) if step.num_nodes == 0 else REST
         self._target.observe(num_rows, seconds)
         self._close_level(step, self._clock() - seconds)
         by_cost = sorted(step.drafters, key=lambda drafter: self._drafters[drafter, False].at(1))
