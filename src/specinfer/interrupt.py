@@ -29,6 +29,11 @@ class Interrupt:
             raise KeyboardInterrupt
         self.is_set = True
 
+    def raise_if_set(self) -> None:
+        """Between steps, and after the last: what Ctrl-C would have done."""
+        if self.is_set:
+            raise KeyboardInterrupt
+
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
@@ -43,9 +48,3 @@ def catch_interrupt() -> Iterator[Interrupt]:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def raise_if_set(interrupt: Interrupt) -> None:
-    """Between steps, and after the last: what Ctrl-C would have done."""
-    if interrupt.is_set:
-        raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from specinfer.engine.build import build_engine
 from specinfer.engine.chunk import Cursor
 from specinfer.engine.request import Request
 from specinfer.errors import RequestError
-from specinfer.interrupt import catch_interrupt, raise_if_set
+from specinfer.interrupt import catch_interrupt
 from specinfer.models.tokenizer import Tokenizer
 from specinfer.outputs import RequestOutput, StreamChunk
 from specinfer.sampling_params import SamplingParams
@@ -141,7 +141,7 @@ class LLM:
                 else:
                     with catch_interrupt() as interrupt:
                         self.engine.step()
-                    raise_if_set(interrupt)
+                    interrupt.raise_if_set()
         finally:
             self.engine.abort(request)
 
@@ -158,13 +158,13 @@ class LLM:
             task = bar.add_task("generating", total=len(requests))
             pending = set(requests)
             while pending:
-                raise_if_set(interrupt)
+                interrupt.raise_if_set()
                 self.engine.step()
                 done = {r for r in pending if r.finish_reason is not None}
                 pending -= done
                 if done:
                     bar.advance(task, len(done))
-        raise_if_set(interrupt)
+        interrupt.raise_if_set()
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):

@@ -207,6 +207,16 @@ def test_depths_that_are_not_drafted_cost_nothing(max_depth: int) -> None:
         assert planner._drafters[0, is_deeper].at(n) == pytest.approx(0.005, rel=0.1)
 
 
+def test_what_is_always_refused_is_seldom_asked() -> None:
+    world = World(FLAT, [(0.0, 0.3)])
+    world.run(400)
+    num_asked = 0
+    for _ in range(250):
+        num_asked += not world.planner.is_resting
+        world.step()
+    assert 5 <= num_asked <= 25
+
+
 @pytest.mark.parametrize(("every", "length", "then"), [(2, 60, 1000), (20, 30, 1)])
 def test_a_text_is_soon_forgotten_and_what_is_usual_is_not(every: int, length: int, then: int) -> None:
     """A drafter that finds every second token, after a text of which it finds none; and one that finds every

@@ -299,6 +299,16 @@ def test_a_corrupt_header_is_never_a_traceback(tmp_path: Path, whole: bytes) -> 
             assert error.hint
 
 
+def test_more_strings_than_the_file_has_room_for(tmp_path: Path) -> None:
+    """Refused by their number: a place for each would take several times the file's bytes."""
+    key, array, string = struct.pack("<Q", 1) + b"a", 9, 8
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", array, string, 500)
+    path = tmp_path / "strings.gguf"
+    path.write_bytes(header + bytes(3999))
+    with pytest.raises(ModelError, match="an array claims 500 entries"):
+        GGUFFile(path)
+
+
 def test_not_a_gguf(tmp_path: Path) -> None:
     path = tmp_path / "page.gguf"
     path.write_bytes(b"<html>" * 10)

@@ -47,11 +47,11 @@ def readings(passages: Sequence[str], seed: int) -> list[Prompt]:
     rng = random.Random(seed)
     left = [passage for passage in reversed(passages) if passage]
     prompts: list[Prompt] = []
-    for kind in cycle(grammar.kinds):
-        if not left:
-            return prompts
+    kinds = cycle(grammar.kinds)
+    while left:
+        kind = next(kinds)
         text = grammar.fill(rng.choice(grammar.kinds[kind]), rng)
         while PLACE in text and left:
             text = text.replace(PLACE, left.pop(), 1)
         prompts.append(Prompt.of_turns(kind, [text.replace(PLACE, "")]))
-    raise AssertionError("there are kinds")
+    return prompts

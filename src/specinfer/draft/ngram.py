@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specinfer.draft.drafter import DraftContext, Proposal
 from specinfer.draft.growth import GrowingTree, expand
+from specinfer.draft.vocabulary import Ints
 from specinfer.tree import CandidateKind, TokenTree, Topology
 from specinfer.verify.verdict import Verdict
 
-Ints = NDArray[np.int64]
 NONE: Ints = np.zeros(0, np.int64)
 MAX_MATCHES = 16
 """Of each length, the latest."""

@@ -74,7 +74,8 @@ class Header:
         if kind != _ARRAY:
             raise Malformed(f"unknown value type {kind}")
         item_kind, count = self.unpack("IQ")
-        if count > len(self.data) - self.position or (item_kind == _STRING and 8 * count > len(self.data)):
+        least_bytes = 8 if item_kind == _STRING else 1
+        if count * least_bytes > len(self.data) - self.position:
             raise Malformed(f"an array claims {count} entries")
         if item_kind in _SCALARS:
             return list(self.unpack(f"{count}{_SCALARS[item_kind]}"))
