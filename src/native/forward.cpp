@@ -15,8 +15,9 @@ enum { BEGIN = PER_LAYER, FEATURES, FINAL_NORM, HEAD, END };
 
 constexpr int BEFORE_LAYERS = 2, AFTER_LAYERS = 3;  // phases
 constexpr float FEATURES_EPS = 1e-6f;
-constexpr int64_t ROW_CHUNK = 8;
+constexpr int64_t LEAST_QUERIES = 4;  // of a part, on average
 constexpr int64_t CHUNK_BYTES = 1 << 19;
+constexpr int64_t FETCHED_BYTES = 1 << 18;  // of K/V by a thread: a part of its cache
 
 static int64_t row_bytes(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
 
@@ -87,6 +88,7 @@ void Forward::plan(const Batch& batch, int threads) {
   for (int64_t i = 0; i < b_.num_logits; ++i)
     check(b_.logits_rows[i] >= 0 && b_.logits_rows[i] < n, "a logits row lies outside the batch");
 
+  row_chunk_ = std::clamp<int64_t>((n + threads - 1) / threads, 2, 8);
   hidden_stride_ = s.padded_hidden(panel);
   auto grow = [](std::vector<float>& v, int64_t size) {
     if (int64_t(v.size()) < size) v.resize(size);
@@ -112,15 +114,17 @@ void Forward::plan(const Batch& batch, int threads) {
       quantized = std::max(quantized, row_bytes(*linear) * n);
   if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
 
-  // Enough pieces for the threads, large enough to share the keys they load.
-  const int64_t queries = n * s.heads, wanted = (queries + 4 * threads - 1) / (4 * threads);
-  const int block = int(std::max<int64_t>(1, std::min<int64_t>(QUERY_BLOCK, wanted)));
+  // Each head's queries in as few parts as give the threads equal work, since each part loads the keys anew.
+  const int64_t heads = int64_t(spans_.size()) * s.kv_heads, group = s.heads / s.kv_heads;
+  int64_t parts = 1;
+  while (heads * parts % threads && heads * parts < 4 * threads && LEAST_QUERIES * heads * parts < n * s.heads) ++parts;
   units_.clear();
   for (size_t i = 0; i < spans_.size(); ++i) {
-    const int count = int(b_.span_lens[i]) * (s.heads / s.kv_heads);
+    const int64_t count = b_.span_lens[i] * group;
+    const int block = int(std::clamp<int64_t>((count + parts - 1) / parts, 1, QUERY_BLOCK));
     for (int h = 0; h < s.kv_heads; ++h)
       for (int begin = 0; begin < count; begin += block)
-        units_.push_back({int(i), h, begin, std::min(count, begin + block)});
+        units_.push_back({int(i), h, begin, std::min(int(count), begin + block)});
   }
 }
 
@@ -165,6 +169,33 @@ int Forward::panels_per_chunk(const GemmArgs& args) const {
   const int64_t share = args.linear->panels / (8 * threads_), cap = std::max<int64_t>(2, CHUNK_BYTES / bytes);
   const int64_t least = args.linear->panels / 60000 + 1;
   return int((std::max(least, std::min(share, cap)) + 1) / 2 * 2);
+}
+
+// Asks for the keys and values that this worker's share of the attention will begin with: one row after the other, they
+// come at memory's latency there, but beside the streams of weights here. Each chunk of its share asks for a part.
+// Inlined by force: GCC drops calls of functions that only fetch.
+__attribute__((always_inline)) inline void Forward::fetch_keys(int layer, int chunk, int chunks, int worker) const {
+  const auto share = [&](int64_t n, int64_t which) { return n * which / threads_; };
+  const int64_t begin = share(chunks, worker), end = share(chunks, worker + 1), num_units = int64_t(units_.size());
+  const int64_t first = share(num_units, worker), last = share(num_units, worker + 1);
+  if (chunk < begin || chunk >= end || first == last) return;
+  const int64_t row = w_.shape.head_dim * (kv_.type == Type::f32 ? 4 : 2);
+  const int64_t most = FETCHED_BYTES / (2 * row * (last - first));
+  for (int64_t i = first; i < last; ++i) {
+    const Unit& u = units_[i];
+    if (i > first && units_[i - 1].span == u.span && units_[i - 1].kv_head == u.kv_head) continue;
+    const SpanView& span = spans_[u.span];
+    const int64_t oldest = std::max<int64_t>(0, span.context_len - w_.shape.windows[layer]);
+    const int64_t count = std::min(most, span.context_len - oldest);
+    const int64_t from = count * (chunk - begin) / (end - begin), to = count * (chunk + 1 - begin) / (end - begin);
+    for (int64_t k = oldest + from; k < oldest + to; ++k) {
+      const int64_t at = (span.context[k] * w_.shape.kv_heads + u.kv_head) * row;
+      for (int64_t byte = 0; byte < row; byte += 64) {
+        __builtin_prefetch(static_cast<const char*>(kv_.keys[layer]) + at + byte, 0, 2);
+        __builtin_prefetch(static_cast<const char*>(kv_.values[layer]) + at + byte, 0, 2);
+      }
+    }
+  }
 }
 
 void Forward::quantize(const Linear& linear, const float* x, int64_t row) {
@@ -248,7 +279,7 @@ int Forward::chunks(int phase) {
   if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
     return 0;
   if (op == END && !b_.hidden_out) return 0;
-  return int((rows + ROW_CHUNK - 1) / ROW_CHUNK);
+  return int((rows + row_chunk_ - 1) / row_chunk_);
 }
 
 void Forward::run(int phase, int chunk, int worker) {
@@ -256,6 +287,7 @@ void Forward::run(int phase, int chunk, int worker) {
   if (is_gemm(op)) {
     const GemmArgs args = gemm(op, layer);
     const int per_chunk = panels_per_chunk(args), begin = chunk * per_chunk;
+    if (op == QKV) fetch_keys(layer, chunk, (args.linear->panels + per_chunk - 1) / per_chunk, worker);
     w_.kernels.gemm(args, begin, std::min(args.linear->panels, begin + per_chunk));
   } else if (op == ATTEND) {
     const Shape& s = w_.shape;
@@ -268,8 +300,8 @@ void Forward::run(int phase, int chunk, int worker) {
       w_.kernels.attention(args, spans_[u.span], u.kv_head, u.begin, u.end, scratch_.data() + worker * scratch_size_);
     }
   } else {
-    const int64_t rows = op == FINAL_NORM ? b_.num_logits : b_.num_rows, begin = chunk * ROW_CHUNK;
-    run_rows(op, layer, begin, std::min(rows, begin + ROW_CHUNK));
+    const int64_t rows = op == FINAL_NORM ? b_.num_logits : b_.num_rows, begin = chunk * row_chunk_;
+    run_rows(op, layer, begin, std::min(rows, begin + row_chunk_));
   }
 }
 

@@ -67,6 +67,7 @@ class Forward : public Job {
   void run_rows(int op, int layer, int64_t begin, int64_t end);
   GemmArgs gemm(int op, int layer);
   int panels_per_chunk(const GemmArgs& args) const;
+  void fetch_keys(int layer, int chunk, int chunks, int worker) const;
   void quantize(const Linear& linear, const float* x, int64_t row);
   void normalize(const Norm& norm, const float* x, float* out) const;
   void read_features(int64_t row);
@@ -77,6 +78,7 @@ class Forward : public Job {
   const Positions& tables_;
   Batch b_{};
   int threads_ = 1;
+  int64_t row_chunk_ = 1;  // rows that are not worth another thread
   int64_t hidden_stride_ = 0, features_stride_ = 0, qkv_stride_ = 0, inner_stride_ = 0, scratch_size_ = 0;
   std::vector<float> hidden_, normed_, features_, ones_, qkv_rows_, attended_, inner_, scratch_;
   std::vector<char> quantized_;  // the rows that the next linear takes, where it is quantised

@@ -81,6 +81,17 @@ INLINE void store_panel(const GemmArgs& a, int panel, int row, const F* lo, cons
 
 constexpr int64_t LINE = 64;  // bytes that a prefetch fetches
 
+// What rows that are few fetch ahead of what they read, beside the processor's own prefetching. More rows take longer
+// over a panel than memory does, and fetch the next one meanwhile.
+constexpr int64_t NEAR = 2048;
+
+// Where block b of `blocks` of rows fetches, beginning with panel `which`: its share of the next one. That may be another
+// chunk's: a thread takes neighbours.
+INLINE const char* fetch_ahead(const GemmArgs& a, int64_t bytes, int which, int b, int blocks) {
+  const char* panel = a.linear->data + which * bytes;
+  return a.rows <= 2 ? panel + NEAR : panel + (which + 1 < a.linear->panels ? bytes : 0) + bytes * b / blocks;
+}
+
 // R rows by P neighbouring panels. Every step also fetches `ahead`, moved on by `ahead_step`, of what comes next.
 template <Type T, int R, int P>
 void tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
@@ -123,7 +134,7 @@ template <Type T, int R, int P>
 int side_by_side(const GemmArgs& a, int begin, int end) {
   const int64_t bytes = panel_bytes(T, a.linear->inputs, PANEL), step = T == Type::bf16 ? 2 * PANEL : 4 * PANEL;
   for (; begin + P <= end; begin += P)
-    tile<T, R, P>(a, begin, 0, a.linear->data + (begin + 2 * P <= end ? begin + P : begin) * bytes, step);
+    tile<T, R, P>(a, begin, 0, a.linear->data + begin * bytes + NEAR, step);
   return begin;
 }
 
@@ -136,11 +147,9 @@ void gemm_of(const GemmArgs& a, int begin, int end) {
   if (a.rows == 2) begin = side_by_side<T, 2, 2>(a, begin, end);
   const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
   for (; begin < end; ++begin) {
-    const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * bytes;
     for (int b = 0; b < blocks; ++b) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
-      // Each block of rows fetches its share of the next panel.
-      const char* ahead = next + bytes * b / blocks;
+      const char* ahead = fetch_ahead(a, bytes, begin, b, blocks);
       const int64_t ahead_step = step / blocks;
       with_rows(rows, [&](auto r) { tile<T, r, 1>(a, begin, row, ahead, ahead_step); });
     }

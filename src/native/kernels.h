@@ -5,8 +5,9 @@
 namespace specinfer {
 
 // f16 is read, but not stored. bf16_pairs is how bf16 lies where an instruction multiplies pairs of it: rows are rounded
-// to bf16 to meet it. From q8_0 on, arithmetic is in integers, on rows that were quantised.
-enum class Type { f32, bf16, f16, bf16_pairs, q8_0, q4_0, q4_1, q4_k, q6_k };
+// to bf16 to meet it. From q8_0 on, arithmetic is in integers, on rows that were quantised; q8_quads and q6_quads are
+// how q8_0 and q6_k lie where an instruction multiplies four bytes at once.
+enum class Type { f32, bf16, f16, bf16_pairs, q8_0, q8_quads, q4_0, q4_1, q4_k, q6_k, q6_quads };
 
 // A packed linear layer: panels of `panel` output columns, as packing.h lays them out. Missing columns are zero.
 struct Linear {
@@ -67,7 +68,7 @@ constexpr int KEY_CHUNK = 32;  // keys per chunk, at fixed absolute positions
 constexpr int QUERY_BLOCK = 48;
 
 static inline int64_t attention_scratch(int head_dim) {  // floats
-  return 2LL * KEY_CHUNK * head_dim + int64_t(QUERY_BLOCK) * (head_dim + 2);
+  return 2LL * KEY_CHUNK * head_dim + int64_t(QUERY_BLOCK) * (head_dim + 16);
 }
 
 struct Kernels {
@@ -83,7 +84,9 @@ struct Kernels {
   void (*head_norm)(float* x, const float* weight, int heads, int head_dim, float eps);
   void (*rotate)(float* x, int heads, int head_dim, const float* cos, const float* sin);
   void (*to_kv)(const float* x, void* out, int64_t n, Type type);
-  Type bf16 = Type::bf16;  // what bf16 weights are kept as
+  Type bf16 = Type::bf16, q8_0 = Type::q8_0, q6_k = Type::q6_k;  // what these weights are kept as
+
+  Type kept(Type t) const { return t == Type::bf16 ? bf16 : t == Type::q8_0 ? q8_0 : t == Type::q6_k ? q6_k : t; }
 };
 
 const Kernels& portable_kernels();

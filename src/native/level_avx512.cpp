@@ -10,6 +10,7 @@ const Kernels& avx512_kernels() {
     k.name = "avx512";
     k.panel = avx512::PANEL;
     k.gemm = avx512::gemm;
+    k.quantize = avx512::quantize;
     return k;
   }();
   return kernels;

@@ -33,9 +33,11 @@ float element(const void* data, Type type, int64_t i) {
 
 // Where input k of a column is within the integers of its block, and how far up in its byte.
 static int64_t byte_of(Type type, int panel, int64_t column, int64_t k) {
+  if (has_quads(type)) return k / 4 * 4 * panel + 4 * column + k % 4;
   if (!has_nibbles(type)) return k / 2 * 2 * panel + 2 * column + k % 2;
   return k / 4 * 2 * panel + column % (panel / 2) * 4 + k % 4;
 }
+static int offset_of(Type type) { return has_quads(type) ? 128 : 0; }
 static int shift_of(Type type, int panel, int64_t column) { return has_nibbles(type) && column >= panel / 2 ? 4 : 0; }
 
 // Where input k of a column is within a panel of fp32 or bf16.
@@ -78,8 +80,9 @@ struct Stored {
   }
 };
 
+// T: as the file has it; `type`: as it shall lie.
 template <Type T>
-static void pack_units(char* to, int panel, int64_t column, const uint8_t* from, int64_t inputs) {
+static void pack_units(char* to, Type type, int panel, int64_t column, const uint8_t* from, int64_t inputs) {
   for (; inputs > 0; inputs -= unit_inputs(T), from += stored_bytes(T, unit_inputs(T))) {
     const Stored<T> stored{from};
     for (int i = 0; i < unit_numbers(T); ++i, to += 2 * panel) {
@@ -92,20 +95,21 @@ static void pack_units(char* to, int panel, int64_t column, const uint8_t* from,
       for (int i = 0; i < block_numbers(T); ++i, to += panel)
         to[column] = char(stored.block_number(start / block_inputs(T), i));
       for (int k = 0; k < block_inputs(T); ++k)
-        to[byte_of(T, panel, column, k)] |= char(stored.integer(start + k) * (1 << shift_of(T, panel, column)));
+        to[byte_of(type, panel, column, k)] |=
+            char((stored.integer(start + k) + offset_of(type)) * (1 << shift_of(T, panel, column)));
       to += block_inputs(T) * panel / (has_nibbles(T) ? 2 : 1);
     }
   }
 }
 
-static void pack_stored(char* to, int panel, int64_t column, const void* from, Type type, int64_t inputs) {
+static void pack_stored(char* to, Type type, int panel, int64_t column, const void* from, int64_t inputs) {
   const uint8_t* units = static_cast<const uint8_t*>(from);
-  switch (type) {
-    case Type::q8_0: return pack_units<Type::q8_0>(to, panel, column, units, inputs);
-    case Type::q4_0: return pack_units<Type::q4_0>(to, panel, column, units, inputs);
-    case Type::q4_1: return pack_units<Type::q4_1>(to, panel, column, units, inputs);
-    case Type::q4_k: return pack_units<Type::q4_k>(to, panel, column, units, inputs);
-    default: return pack_units<Type::q6_k>(to, panel, column, units, inputs);
+  switch (stored_type(type)) {
+    case Type::q8_0: return pack_units<Type::q8_0>(to, type, panel, column, units, inputs);
+    case Type::q4_0: return pack_units<Type::q4_0>(to, type, panel, column, units, inputs);
+    case Type::q4_1: return pack_units<Type::q4_1>(to, type, panel, column, units, inputs);
+    case Type::q4_k: return pack_units<Type::q4_k>(to, type, panel, column, units, inputs);
+    default: return pack_units<Type::q6_k>(to, type, panel, column, units, inputs);
   }
 }
 
@@ -127,13 +131,13 @@ static void make_q8_0(const void* from, Type type, int64_t start, uint8_t* unit)
 void pack(const Linear& l, int panel, int64_t which, int64_t column, const void* from, Type type) {
   char* to = l.data + which * panel_bytes(l.type, l.inputs, panel);
   if (is_quantized(type)) {
-    if (type != l.type) throw std::invalid_argument("blocks of one type do not go into panels of another");
-    pack_stored(to, panel, column, from, type, l.inputs);
-  } else if (l.type == Type::q8_0) {
+    if (type != stored_type(l.type)) throw std::invalid_argument("blocks of one type do not go into panels of another");
+    pack_stored(to, l.type, panel, column, from, l.inputs);
+  } else if (stored_type(l.type) == Type::q8_0) {
     uint8_t unit[34];
     for (int64_t k = 0; k < l.inputs; k += 32, to += unit_bytes(l.type, panel)) {
       make_q8_0(from, type, k, unit);
-      pack_stored(to, panel, column, unit, l.type, 32);
+      pack_stored(to, l.type, panel, column, unit, 32);
     }
   } else if (l.type == Type::f32) {
     float* out = reinterpret_cast<float*>(to);
@@ -164,7 +168,7 @@ void unpack(const Linear& l, int panel, int64_t which, int64_t column, float* ou
       for (int k = 0; k < block_inputs(t); ++k) {
         const int byte = integers[byte_of(t, panel, column, k)];
         const int nibble = (byte >> shift_of(t, panel, column)) & 15;
-        const int q = !has_nibbles(t) ? int(int8_t(byte)) : t == Type::q4_0 ? nibble - 8 : nibble;
+        const int q = !has_nibbles(t) ? int(int8_t(byte ^ offset_of(t))) : t == Type::q4_0 ? nibble - 8 : nibble;
         out[start + b + k] = scale * float(q) + minimum;
       }
     }

@@ -7,8 +7,9 @@
 // in q4_k and q6_k every column's scale as a multiple of the unit's, in q4_k then its minimum likewise, a byte each,
 // and the integers:
 //   8 bits, as q6_k's lie, too: for every 2 inputs, both of column 0, both of column 1, ...
+//   quads: for every 4 inputs, those of column 0, of column 1, ...; 128 more than what they stand for.
 //   4 bits: for every 4 inputs, those of column 0, ... of column panel / 2 - 1; the other half of the columns high.
-// A quantised row goes by the same blocks: a RowBlock and the integers, 16 bits wide to meet 8, else 8.
+// A quantised row goes by the same blocks: a RowBlock and the integers, 16 bits wide to meet pairs of 8, else 8.
 #pragma once
 #include "kernels.h"
 
@@ -18,7 +19,7 @@ namespace specinfer {
 struct RowBlock {
   float scale;
   float sum;  // of the values
-  // -8 times the sums of the integers 0, 1, 4, 5, ... and 2, 3, 6, 7, ...: what q4_0 starts from
+  // -8 times the sums of the integers 0, 1, 4, 5, ... and 2, 3, 6, 7, ...: what q4_0 starts from; quads from 16 times that
   int16_t minus_eight[2];
   int32_t padding;
 };
@@ -26,15 +27,19 @@ struct RowBlock {
 constexpr bool converts_rows(Type t) { return t >= Type::bf16_pairs; }
 constexpr bool is_quantized(Type t) { return t >= Type::q8_0; }
 constexpr bool has_nibbles(Type t) { return t == Type::q4_0 || t == Type::q4_1 || t == Type::q4_k; }
+constexpr bool has_quads(Type t) { return t == Type::q8_quads || t == Type::q6_quads; }
+
+// As a file has it.
+constexpr Type stored_type(Type t) { return t == Type::q8_quads ? Type::q8_0 : t == Type::q6_quads ? Type::q6_k : t; }
 
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 constexpr int unit_inputs(Type t) { return t >= Type::q4_k ? 256 : 32; }
-constexpr int block_inputs(Type t) { return t == Type::q6_k ? 16 : 32; }
+constexpr int block_inputs(Type t) { return t >= Type::q6_k ? 16 : 32; }
 
 // Of a unit, in fp16, and of a block, in a byte.
 constexpr int unit_numbers(Type t) { return t == Type::q4_1 || t == Type::q4_k ? 2 : 1; }
-constexpr int block_numbers(Type t) { return t == Type::q4_k ? 2 : t == Type::q6_k ? 1 : 0; }
+constexpr int block_numbers(Type t) { return t == Type::q4_k ? 2 : t >= Type::q6_k ? 1 : 0; }
 
 constexpr int64_t block_bytes(Type t, int panel) {
   return (block_numbers(t) + block_inputs(t) / (has_nibbles(t) ? 2 : 1)) * panel;
@@ -51,7 +56,7 @@ constexpr int64_t panel_bytes(Type t, int64_t inputs, int panel) {
 }
 
 constexpr int64_t row_block_bytes(Type t) {
-  return int64_t(sizeof(RowBlock)) + block_inputs(t) * (has_nibbles(t) ? 1 : 2);
+  return int64_t(sizeof(RowBlock)) + block_inputs(t) * (has_nibbles(t) || has_quads(t) ? 1 : 2);
 }
 
 // Of a row that was converted, else 0.

@@ -28,7 +28,7 @@ static void pause() {
 #endif
 }
 
-Pool::Pool(int threads) : process_(getpid()) {
+Pool::Pool(int threads) : threads_(threads), shares_(new Share[threads]), process_(getpid()) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i, [this] { return stop_.load(); }); });
 }
 
@@ -52,15 +52,22 @@ void Pool::pin(const std::vector<int>& processors) {
 #endif
 }
 
-bool Pool::try_chunk(int worker) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  uint32_t next, total;
+bool Pool::claim(Share& share, int& chunk) {
+  uint64_t ticket = share.ticket.load(std::memory_order_acquire);
   do {
-    next = ticket & 0xffff;
-    total = (ticket >> 16) & 0xffff;
-    if (next >= total) return false;
-  } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire));
-  job_->run(phase_, int(next), worker);
+    if ((ticket & 0xffff) >= (ticket >> 16 & 0xffff)) return false;
+  } while (!share.ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  chunk = int(ticket & 0xffff);
+  return true;
+}
+
+// Of the worker's own share, or else of those after it.
+bool Pool::try_chunk(int worker) {
+  int chunk = 0, share = 0;
+  while (share < threads_ && !claim(shares_[(worker + share) % threads_], chunk)) ++share;
+  if (share == threads_) return false;
+  const uint32_t total = total_;  // who ends the phase may already open another
+  job_->run(phase_, chunk, worker);
   if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == total) {
     done_.store(0, std::memory_order_relaxed);
     advance(worker);
@@ -78,7 +85,10 @@ void Pool::advance(int worker) {
       return;
     }
     if (n > 1 && !alone_) {
-      ticket_.store(++serial_ << 32 | uint64_t(n) << 16);
+      total_ = uint32_t(n);
+      ++serial_;
+      for (int i = 0; i < threads_; ++i)
+        shares_[i].ticket.store(serial_ << 32 | uint64_t(n * (i + 1) / threads_) << 16 | uint64_t(n * i / threads_));
       wake();
       return;
     }
@@ -87,8 +97,11 @@ void Pool::advance(int worker) {
 }
 
 bool Pool::has_chunks() const {
-  const uint64_t ticket = ticket_.load();
-  return (ticket & 0xffff) < (ticket >> 16 & 0xffff);
+  for (int i = 0; i < threads_; ++i) {
+    const uint64_t ticket = shares_[i].ticket.load();
+    if ((ticket & 0xffff) < (ticket >> 16 & 0xffff)) return true;
+  }
+  return false;
 }
 
 // A sleeper counts itself before it looks whether there is work; who makes work looks for sleepers after.

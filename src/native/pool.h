@@ -1,9 +1,11 @@
-// A pool of threads that runs jobs of many short phases. Chunks of a phase are claimed, not dealt out: a thread that
-// the system has taken away holds up nobody but the chunk it was in. Results must not depend on who runs a chunk.
+// A pool of threads that runs jobs of many short phases. Each worker begins with its own share of a phase's chunks, so
+// that it reads on where it was and what it fetches ahead is its own; then it claims what others have left: a thread
+// that the system has taken away holds up nobody but the chunk it was in. Results must not depend on who runs a chunk.
 #pragma once
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,7 +25,7 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int threads() const { return int(workers_.size()) + 1; }
+  int threads() const { return threads_; }
 
   // Keeps worker i on processors[i], if there are so many. The caller, worker 0, is not the pool's to move: the
   // first processor is left to it. Throws std::invalid_argument where the system does not do it.
@@ -33,19 +35,26 @@ class Pool {
   void run(Job& job);
 
  private:
+  // The chunks of a worker's share: serial of the phase << 32 | where they end << 16 | the next one to claim
+  struct alignas(64) Share {
+    std::atomic<uint64_t> ticket{0};
+  };
+
   bool try_chunk(int worker);
+  bool claim(Share& share, int& chunk);
   bool has_chunks() const;
   void advance(int worker);
   void wake();
   template <class Condition>
   void work(int worker, Condition is_done);
 
-  // serial of the phase << 32 | its chunks << 16 | the next one to claim
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  const int threads_;
+  const std::unique_ptr<Share[]> shares_;  // [threads]
   alignas(64) std::atomic<uint32_t> done_{0};
   alignas(64) std::atomic<bool> active_{false};
-  Job* job_ = nullptr;  // written before the ticket that opens a phase, stable until the phase is done
+  Job* job_ = nullptr;  // written before the tickets that open a phase, stable until the phase is done
   int phase_ = 0;
+  uint32_t total_ = 0;
   uint64_t serial_ = 0;
 
   long process_;        // threads do not survive a fork: a child works alone

@@ -85,13 +85,19 @@ INLINE F widen_half(const char* p) {
 
 // W numbers of one byte each, none above 127.
 INLINE F widen_numbers(const char* p) {
+#if WIDTH == 16
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__FMA__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
   typedef int8_t B __attribute__((vector_size(W), aligned(1), may_alias));
   return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const B*>(p), I), F);
+#endif
 }
 
 // `inputs` values of one row, as packing.h says.
 void quantize(const float* x, int inputs, Type type, void* to) {
-  const bool narrow = has_nibbles(type);
+  const bool narrow = has_nibbles(type) || has_quads(type);
   const int block = block_inputs(type);
   char* out = static_cast<char*>(to);
   for (int64_t start = 0; start < inputs; start += block, out += row_block_bytes(type)) {
@@ -122,7 +128,7 @@ void quantize(const float* x, int inputs, Type type, void* to) {
   }
 }
 
-// R rows by P neighbouring panels; of nibbles one.
+// R rows by P neighbouring panels; of nibbles one. Every block also fetches the next `ahead_step` bytes of what comes next.
 template <Type T, int R, int P>
 void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_t ahead_step) {
   const int64_t inputs = a.linear->inputs, steps = block_inputs(T) / 4, bytes = panel_bytes(T, inputs, PANEL);
@@ -134,12 +140,15 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) lo[p][r] = hi[p][r] = splat(0.0f);
   constexpr int blocks = unit_inputs(T) / block_inputs(T);
-  const char* unit = w;
+  const char *unit = w, *wanted = ahead;
   for (int64_t b = 0; b < inputs / block_inputs(T); ++b, x += row_block_bytes(T)) {
     if (b % blocks == 0) {
       unit = w;
       w += 2 * unit_numbers(T) * PANEL;
     }
+    for (wanted += ahead_step; ahead < wanted; ahead += LINE)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) __builtin_prefetch(ahead + p * bytes, 0, 2);
     const char* numbers = w;
     const char* q = x + sizeof(RowBlock);
     I sum_lo[P][R], sum_hi[P][R];
@@ -152,10 +161,9 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         s_lo[r] = s_hi[r] = start_sums(
             T == Type::q4_0 ? splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight)) : I{});
 #pragma GCC unroll 2
-      for (int64_t k = 0; k < steps; ++k, w += 2 * PANEL, q += 4, ahead += ahead_step) {
+      for (int64_t k = 0; k < steps; ++k, w += 2 * PANEL, q += 4) {
         const U both = *reinterpret_cast<const U*>(w);
         const U low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
-        __builtin_prefetch(ahead, 0, 2);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
           const I v = splat_word(q + r * a.x_stride);
@@ -168,14 +176,33 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
         sum_lo[0][r] = total(s_lo[r]);
         sum_hi[0][r] = total(s_hi[r]);
       }
+#ifdef __AVX512VNNI__
+    } else if constexpr (has_quads(T)) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const I eights = splat_word(x + r * a.x_stride + offsetof(RowBlock, minus_eight));
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) sum_lo[p][r] = sum_hi[p][r] = start_sums(eights) << 4;
+      }
+      for (int64_t k = 0; k < steps; ++k, w += 4 * PANEL, q += 4) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          const U low = *reinterpret_cast<const U*>(w + p * bytes), high = *reinterpret_cast<const U*>(w + p * bytes + 2 * PANEL);
+#pragma GCC unroll 12
+          for (int r = 0; r < R; ++r) {
+            const I v = splat_word(q + r * a.x_stride);
+            sum_lo[p][r] = add_quads(sum_lo[p][r], low, v);
+            sum_hi[p][r] = add_quads(sum_hi[p][r], high, v);
+          }
+        }
+      }
+#endif
     } else {
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum_lo[p][r] = sum_hi[p][r] = I{};
-      for (int64_t k = 0; k < steps; ++k, ahead += ahead_step) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(ahead + p * bytes, 0, 2);
+      for (int64_t k = 0; k < steps; ++k) {
 #pragma GCC unroll 2
         for (int pair = 0; pair < 2; ++pair, w += 2 * PANEL, q += 4) {
 #pragma GCC unroll 4
@@ -227,18 +254,17 @@ void quant_tile(const GemmArgs& a, int panel, int row, const char* ahead, int64_
 
 template <Type T>
 void quant_gemm_of(const GemmArgs& a, int begin, int end) {
-  const int64_t inputs = a.linear->inputs, bytes = panel_bytes(T, inputs, PANEL), step = 4 * bytes / inputs;
+  const int64_t inputs = a.linear->inputs, bytes = panel_bytes(T, inputs, PANEL);
+  const int64_t step = block_inputs(T) * bytes / inputs;
   if constexpr (!has_nibbles(T))  // two streams come faster from memory; nibbles are limited by their arithmetic
     for (; a.rows == 1 && begin + 2 <= end; begin += 2)
-      quant_tile<T, 1, 2>(a, begin, 0, a.linear->data + (begin + 4 <= end ? begin + 2 : begin) * bytes, step);
+      quant_tile<T, 1, 2>(a, begin, 0, a.linear->data + begin * bytes + NEAR, step);
   const int blocks = (a.rows + MAX_ROWS - 1) / MAX_ROWS;
   for (; begin < end; ++begin) {
-    const char* next = a.linear->data + (begin + 1 < end ? begin + 1 : begin) * bytes;
     for (int b = 0; b < blocks; ++b) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
-      // Each block of rows fetches its share of the next panel.
-      const char* ahead = next + bytes * b / blocks;
-      with_rows(rows, [&](auto r) { quant_tile<T, r, 1>(a, begin, row, ahead, step / blocks); });
+      const char* ahead = fetch_ahead(a, bytes, begin, b, blocks);
+      with_rows(rows, [&](auto r) { quant_tile<T, r, 1>(a, begin, row, ahead, (step + blocks - 1) / blocks); });
     }
   }
 }
@@ -249,6 +275,10 @@ void quant_gemm(const GemmArgs& a, int begin, int end) {
     case Type::q4_0: return quant_gemm_of<Type::q4_0>(a, begin, end);
     case Type::q4_1: return quant_gemm_of<Type::q4_1>(a, begin, end);
     case Type::q4_k: return quant_gemm_of<Type::q4_k>(a, begin, end);
+#ifdef __AVX512VNNI__
+    case Type::q8_quads: return quant_gemm_of<Type::q8_quads>(a, begin, end);
+    case Type::q6_quads: return quant_gemm_of<Type::q6_quads>(a, begin, end);
+#endif
     default: return quant_gemm_of<Type::q6_k>(a, begin, end);
   }
 }

@@ -43,12 +43,19 @@ INLINE float sum(F v) {
   return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 
+// The largest lane.
 INLINE float largest(F v) {
-  float a[W], m;
-  store(a, v);
-  m = a[0];
-  for (int i = 1; i < W; ++i) m = a[i] > m ? a[i] : m;
-  return m;
+#if WIDTH == 16
+  v = max(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = max(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = max(v, SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+#else
+  v = max(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  v = max(v, SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+#endif
+  return v[0];
 }
 
 // Lane i of the result is the sum of v[i]'s lanes.

@@ -15,7 +15,7 @@ Weights::Weights(const Shape& s, const std::vector<Type>& types, const Kernels& 
   auto panels = [&](int n) { return (n + panel - 1) / panel; };
   auto make = [&](Type type, int outputs, int inputs, int count) {
     Linear linear;
-    linear.type = type == Type::bf16 ? k.bf16 : type;
+    linear.type = k.kept(type);
     linear.inputs = inputs;
     linear.outputs = outputs;
     linear.panels = count;

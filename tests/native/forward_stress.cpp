@@ -16,7 +16,7 @@ static void check(bool ok, const char* what) {
   std::abort();
 }
 
-static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) {
+static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s, Type kv_type = Type::f32) {
   std::vector<Type> types(5 * s.layers + 1 + !s.tied + s.features, type);
   for (int i = 0; i < s.layers; ++i) types[5 * i + 1] = v_type;
   Weights weights(s, types, kernels);
@@ -64,8 +64,8 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s) 
   std::vector<float> logits[2];
   for (int threads : {1, 3}) {
     std::vector<std::vector<char>> memory;
-    KvPool pool{Type::f32, SLOTS, {}, {}};
-    for (int i = 0; i < 2 * s.layers; ++i) memory.emplace_back(SLOTS * kv * 4);
+    KvPool pool{kv_type, SLOTS, {}, {}};
+    for (int i = 0; i < 2 * s.layers; ++i) memory.emplace_back(SLOTS * kv * (kv_type == Type::f32 ? 4 : 2));
     for (int i = 0; i < s.layers; ++i) {
       pool.keys.push_back(memory[2 * i].data());
       pool.values.push_back(memory[2 * i + 1].data());
@@ -117,7 +117,7 @@ int main() {
         if (unit_inputs(type) == 32)
           run(*kernels, type, v_type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}, tied});
         else
-          run(*kernels, type, v_type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}});
+          run(*kernels, type, v_type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}}, Type::bf16);
         if (is_quantized(type)) continue;
         run(*kernels, type, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}, tied});
         run(*kernels, type, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {60}});

@@ -1,5 +1,7 @@
 // Linear layers at every level that this CPU has: a row's bits are its own whatever rows are beside it, and they are the
-// portable level's, exactly for quantised weights and up to rounding for others. Needs no threads and no system.
+// portable level's, exactly for quantised weights and up to rounding for others. Attention likewise: a node's bits are
+// those of its path alone, and near a softmax in double precision. Needs no threads and no system.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +23,7 @@ struct Layer {
 
   Layer(const Kernels& k, Type type, int outputs, int inputs, Store s, const std::vector<char>& from) : kernels(k), store(s) {
     const int half = outputs / 2;  // gated: so many gates, whose panels alternate with those of the others
-    linear.type = type == Type::bf16 ? k.bf16 : type;
+    linear.type = k.kept(type);
     linear.inputs = inputs;
     linear.outputs = outputs;
     linear.panels = s == Store::gated ? 2 * ((half + k.panel - 1) / k.panel) : (outputs + k.panel - 1) / k.panel;
@@ -84,6 +86,94 @@ static void run(const Kernels& kernels, Type type, int outputs, int inputs, Stor
           "not the portable level's", layer);
 }
 
+// A tree below a context whose slots are scattered, and one K/V head for every two heads.
+struct Attention {
+  static constexpr int SLOTS = 120, NODES = 23;
+  Type type;
+  int dim, heads = 4, kv_heads = 2;
+  int64_t window;
+  std::vector<int64_t> order;
+  std::vector<int> parents;
+  std::vector<char> keys, values;
+  std::vector<float> q;
+
+  Attention(Type t, int d, int64_t w) : type(t), dim(d), window(w), q(uniform(NODES * heads * d)) {
+    for (int i = 0; i < SLOTS; ++i) order.push_back(i * 7 % SLOTS);
+    for (int i = 0; i < NODES; ++i) parents.push_back(i < 6 ? i - 1 : int(rng() % i));  // a chain, then a bush
+    for (std::vector<char>* rows : {&keys, &values}) {
+      const std::vector<float> x = uniform(SLOTS * kv_heads * dim);
+      rows->resize(x.size() * (type == Type::f32 ? 4 : 2));
+      portable_kernels().to_kv(x.data(), rows->data(), int64_t(x.size()), type);
+    }
+  }
+
+  // Of `nodes`, each of which is preceded by its parent.
+  std::vector<float> operator()(const Kernels& kernels, int64_t context, const std::vector<int>& nodes) const {
+    std::vector<int64_t> slots;
+    std::vector<int32_t> depth, trunk, offset, path;
+    std::vector<float> rows, out(nodes.size() * heads * dim), scratch(attention_scratch(dim) + 16);
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      std::vector<int32_t> line;
+      for (int at = nodes[i]; at >= 0; at = parents[at])
+        for (size_t j = 0; j <= i; ++j)
+          if (nodes[j] == at) line.insert(line.begin(), int32_t(j));
+      slots.push_back(order[context + nodes[i]]);
+      depth.push_back(int32_t(line.size()) - 1);
+      int chain = 0;
+      while (chain < int(line.size()) && line[chain] == chain) ++chain;
+      trunk.push_back(chain);
+      offset.push_back(int32_t(path.size()));
+      path.insert(path.end(), line.begin() + chain, line.end());
+      rows.insert(rows.end(), q.begin() + nodes[i] * heads * dim, q.begin() + (nodes[i] + 1) * heads * dim);
+    }
+    const SpanView span{order.data(), context, slots.data(), depth.data(), trunk.data(), offset.data(), path.data(), 0};
+    const AttentionArgs args{type, keys.data(), values.data(), heads, kv_heads, dim, window, 0.2f, rows.data(), heads * dim,
+                             out.data(), heads * dim};
+    const int group = heads / kv_heads, queries = int(nodes.size()) * group;
+    for (int h = 0; h < kv_heads; ++h)
+      for (int begin = 0; begin < queries; begin += 10)
+        kernels.attention(args, span, h, begin, std::min(queries, begin + 10), scratch.data());
+    return out;
+  }
+
+  double exact(int64_t context, int node, int head, int d) const {
+    std::vector<int64_t> seen;
+    for (int at = node; at >= 0; at = parents[at]) seen.insert(seen.begin(), order[context + at]);
+    seen.insert(seen.begin(), order.begin(), order.begin() + context);
+    double total = 0, sum = 0;
+    for (size_t i = int64_t(seen.size()) > window ? seen.size() - window : 0; i < seen.size(); ++i) {
+      const int64_t row = (seen[i] * kv_heads + head / (heads / kv_heads)) * dim;
+      double score = 0;
+      for (int j = 0; j < dim; ++j) score += double(q[(node * heads + head) * dim + j]) * element(keys.data(), type, row + j);
+      total += std::exp(0.2 * score);
+      sum += std::exp(0.2 * score) * element(values.data(), type, row + d);
+    }
+    return sum / total;
+  }
+};
+
+static void attend(const Kernels& kernels, Type type, int dim, int64_t window) {
+  const Attention attention(type, dim, window);
+  std::vector<int> all;
+  for (int i = 0; i < Attention::NODES; ++i) all.push_back(i);
+  for (int64_t context : {0, 1, 31, 32, 61, 90}) {
+    const std::vector<float> together = attention(kernels, context, all);
+    const int64_t row = attention.heads * dim;
+    for (int node : all) {
+      std::vector<int> path;
+      for (int at = node; at >= 0; at = attention.parents[at]) path.insert(path.begin(), at);
+      const std::vector<float> alone = attention(kernels, context, path);
+      bool ok = !std::memcmp(&together[node * row], &alone[alone.size() - row], 4 * row);
+      for (int head = 0; head < attention.heads; ++head)
+        for (int d : {0, dim - 1})
+          ok = ok && std::fabs(together[node * row + head * dim + d] - attention.exact(context, node, head, d)) < (type == Type::bf16 ? 1e-2 : 1e-5);
+      if (ok) continue;
+      std::printf("attention of %s, head_dim %d, context %d, node %d\n", kernels.name, dim, int(context), node);
+      std::exit(1);
+    }
+  }
+}
+
 int main() {
   for (const char* name : {"portable", "avx2", "avx512", "avx512_bf16"}) {
     const Kernels* kernels = nullptr;
@@ -98,6 +188,9 @@ int main() {
         for (int outputs : {34, 96, 160}) run(*kernels, type, outputs, type >= Type::q4_k ? 512 : 64, how);
         if (type < Type::f16) run(*kernels, type, 50, 23, how);
       }
+    for (Type type : {Type::f32, Type::bf16})
+      for (int dim : {8, 32, 64, 96, 128})
+        for (int64_t window : {40, 1000}) attend(*kernels, type, dim, window);
     std::printf("%s ok\n", name);
   }
   std::printf("best: %s\n", choose_kernels("").name);

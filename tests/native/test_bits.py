@@ -19,10 +19,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "odd": {"hidden_size": 52, "intermediate_size": 70, "head_dim": 16, "num_attention_heads": 6},
     "group_1": {"num_attention_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
     "group_3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_size": 72},
+    "group_2": {"head_dim": 96, "num_key_value_heads": 2},
     "group_4": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "hidden_size": 40},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": 33},
+    "mistral": {"sliding_window": 33, "head_dim": 32},
     "qwen3": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "head_dim": 24},
     "opt": {"hidden_size": 48, "num_attention_heads": 3},
     "gpt2": {"n_embd": 48, "n_head": 6, "n_inner": 70},
@@ -94,7 +95,9 @@ def test_nodes_equal_their_paths(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("level", "kv", "keep"), [("avx2", F32, "dtype"), ("portable", BF16, "int8")], ids=["avx2", "portable"]
+    ("level", "kv", "keep"),
+    [("", BF16, "dtype"), ("avx2", F32, "dtype"), ("portable", BF16, "int8")],
+    ids=["best", "avx2", "portable"],
 )
 def test_nodes_of_every_family(
     level: str,

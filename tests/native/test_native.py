@@ -92,8 +92,9 @@ def test_a_head_on_a_subset(tmp_path: Path, write_model, runners) -> None:  # no
     assert torch.equal(runner.model.head(hidden[30:]), logits)
 
 
-def test_bf16_weights_are_near(tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
-    path = write_model(tmp_path, scale=1.0, tokenizer=False)
+@pytest.mark.parametrize("head_dim", [8, 32, 64])
+def test_bf16_weights_are_near(head_dim: int, tmp_path: Path, write_model, runners) -> None:  # noqa: ANN001
+    path = write_model(tmp_path, scale=1.0, tokenizer=False, head_dim=head_dim)
     ours = runners.native(path, torch.bfloat16, torch.bfloat16)
     batch = Batch.of([prompt_item(40, np.arange(300))])
     expected = runners.torch(path).run(batch)[0]
