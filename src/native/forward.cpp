@@ -167,8 +167,20 @@ GemmArgs Forward::gemm(int op, int index) {
 int Forward::panels_per_chunk(const GemmArgs& args) const {
   const int64_t bytes = panel_bytes(args.linear->type, args.linear->inputs, w_.kernels.panel);
   const int64_t share = args.linear->panels / (8 * threads_), cap = std::max<int64_t>(2, CHUNK_BYTES / bytes);
-  const int64_t least = args.linear->panels / 60000 + 1;
-  return int((std::max(least, std::min(share, cap)) + 1) / 2 * 2);
+  const int64_t least = args.linear->panels / 60000 + 1, pair = args.store == Store::gated ? 2 : 1;
+  return int((std::max(least, std::min(share, cap)) + pair - 1) / pair * pair);
+}
+
+// Where this worker's share of the linear layer after `op` begins.
+const char* Forward::next_weights(int op, int layer, int worker) {
+  if (op == HEAD || op == FEATURES || (op == DOWN && layer + 1 == b_.last_layer && !b_.num_logits)) return nullptr;
+  if (op == QKV && w_.layers[layer].v.panels) return nullptr;
+  const bool last = op == DOWN && layer + 1 == b_.last_layer;
+  const int next = op == QKV || op == V ? OUT : op == OUT ? INNER : op == INNER ? DOWN : last ? HEAD : QKV;
+  const GemmArgs args = gemm(next, op == DOWN ? layer + 1 : layer);
+  const int per_chunk = panels_per_chunk(args), chunks = (args.linear->panels + per_chunk - 1) / per_chunk;
+  const int64_t panel = int64_t(chunks * worker / threads_) * per_chunk;
+  return args.linear->data + panel * panel_bytes(args.linear->type, args.linear->inputs, w_.kernels.panel);
 }
 
 // Asks for the keys and values that this worker's share of the attention will begin with: one row after the other, they
@@ -285,9 +297,11 @@ int Forward::chunks(int phase) {
 void Forward::run(int phase, int chunk, int worker) {
   const int op = op_at(phase), layer = layer_at(phase);
   if (is_gemm(op)) {
-    const GemmArgs args = gemm(op, layer);
+    GemmArgs args = gemm(op, layer);
     const int per_chunk = panels_per_chunk(args), begin = chunk * per_chunk;
-    if (op == QKV) fetch_keys(layer, chunk, (args.linear->panels + per_chunk - 1) / per_chunk, worker);
+    const int chunks = (args.linear->panels + per_chunk - 1) / per_chunk;
+    if (op == QKV) fetch_keys(layer, chunk, chunks, worker);
+    if (chunk + 1 == chunks * (worker + 1) / threads_) args.next = next_weights(op, layer, worker);
     w_.kernels.gemm(args, begin, std::min(args.linear->panels, begin + per_chunk));
   } else if (op == ATTEND) {
     const Shape& s = w_.shape;

@@ -66,6 +66,7 @@ class Forward : public Job {
   void plan_span(int64_t first_row, int64_t length, int64_t context_len);
   void run_rows(int op, int layer, int64_t begin, int64_t end);
   GemmArgs gemm(int op, int layer);
+  const char* next_weights(int op, int layer, int worker);
   int panels_per_chunk(const GemmArgs& args) const;
   void fetch_keys(int layer, int chunk, int chunks, int worker) const;
   void quantize(const Linear& linear, const float* x, int64_t row);

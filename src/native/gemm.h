@@ -87,9 +87,11 @@ constexpr int64_t NEAR = 2048;
 
 // Where block b of `blocks` of rows fetches, beginning with panel `which`: its share of the next one. That may be another
 // chunk's: a thread takes neighbours.
-INLINE const char* fetch_ahead(const GemmArgs& a, int64_t bytes, int which, int b, int blocks) {
+INLINE const char* fetch_ahead(const GemmArgs& a, int64_t bytes, int which, int end, int b, int blocks) {
   const char* panel = a.linear->data + which * bytes;
-  return a.rows <= 2 ? panel + NEAR : panel + (which + 1 < a.linear->panels ? bytes : 0) + bytes * b / blocks;
+  if (a.rows <= 2) return panel + NEAR;
+  if (which + 1 == end && a.next) return a.next + bytes * b / blocks;
+  return panel + (which + 1 < a.linear->panels ? bytes : 0) + bytes * b / blocks;
 }
 
 // R rows by P neighbouring panels. Every step also fetches `ahead`, moved on by `ahead_step`, of what comes next.
@@ -149,7 +151,7 @@ void gemm_of(const GemmArgs& a, int begin, int end) {
   for (; begin < end; ++begin) {
     for (int b = 0; b < blocks; ++b) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
-      const char* ahead = fetch_ahead(a, bytes, begin, b, blocks);
+      const char* ahead = fetch_ahead(a, bytes, begin, end, b, blocks);
       const int64_t ahead_step = step / blocks;
       with_rows(rows, [&](auto r) { tile<T, r, 1>(a, begin, row, ahead, ahead_step); });
     }

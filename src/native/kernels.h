@@ -36,6 +36,7 @@ struct GemmArgs {
   int64_t out_stride;
   int columns;  // of `out` that may be written
   Store store;
+  const char* next = nullptr;  // what a thread reads after these panels, where that is known
 };
 
 // One span's keys as the queries of a forward see them.

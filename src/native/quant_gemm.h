@@ -263,7 +263,7 @@ void quant_gemm_of(const GemmArgs& a, int begin, int end) {
   for (; begin < end; ++begin) {
     for (int b = 0; b < blocks; ++b) {
       const int row = int(int64_t(a.rows) * b / blocks), rows = int(int64_t(a.rows) * (b + 1) / blocks) - row;
-      const char* ahead = fetch_ahead(a, bytes, begin, b, blocks);
+      const char* ahead = fetch_ahead(a, bytes, begin, end, b, blocks);
       with_rows(rows, [&](auto r) { quant_tile<T, r, 1>(a, begin, row, ahead, (step + blocks - 1) / blocks); });
     }
   }
