@@ -34,6 +34,17 @@ LINEARS = {"linears": torch.float32, "linears-bf16": torch.bfloat16}
 KEPT: dict[str, Keep] = {"int8": "int8", "stored": "stored"}
 
 
+def read_speed() -> float:
+    """Bytes a second at which this machine reads memory: torch's largest of 256 MiB, best of 15."""
+    numbers = torch.from_numpy(np.ones(64 << 20, np.float32))  # numpy's large arrays lie in huge pages
+    seconds = []
+    for _ in range(15):
+        start = time.perf_counter()
+        numbers.max()
+        seconds.append(time.perf_counter() - start)
+    return numbers.nbytes / min(seconds)
+
+
 class Linears:
     """All linears of a model with gated inner rows, by torch's matrix library, on random weights."""
 
@@ -92,6 +103,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     slots = rng.permutation(num_slots)
     print(f"{args.threads} threads, load {os.getloadavg()[0]:.1f}; ms: minimum median")
+    print(f"memory is read at {read_speed() / 1e9:.1f} GB/s")
     print(f"{'context':>8} {'rows':>5}  " + "  ".join(f"{way:>15}" for way in ways))
     for context in contexts:
         for n in num_rows:
