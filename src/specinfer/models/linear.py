@@ -1,8 +1,9 @@
 """Linear layers and the factory that models build every weight through.
 
-On CPU a row's bits must not depend on how many rows share the call (design.md 3): fp32 weights are prepacked
-by oneDNN, bf16 ones use torch's `linear`, and both run on at most MAX_ROWS rows at a time. A single row takes
-another kernel on some CPUs: it is padded to two, save where an fp32 layer finds the bits to be the same.
+On CPU a row's bits must not depend on how many rows share the call (design.md 3): weights are prepacked by
+oneDNN, bf16 ones where the CPU can. There torch's `linear` takes small products to another kernel,
+elsewhere it has one. All run on at most MAX_ROWS rows at a time. A single row takes another kernel on some
+CPUs: it is padded to two, save where an fp32 layer finds the bits to be the same.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class CpuLinear:
     """y = x W^T + b with bits that depend on the row alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._packed = weight.dtype == torch.float32
+        is_fp32 = weight.dtype == torch.float32
+        self._packed = is_fp32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKING_ROWS)
             if self._packed
@@ -41,7 +43,7 @@ class CpuLinear:
         self.num_bytes = weight.numel() * weight.element_size()
         # In bf16 the rounding of the result would hide another order of additions from the probe.
         probe = torch.linspace(-1, 1, 2 * weight.shape[1]).sin().to(weight.dtype).view(2, -1)
-        is_same = self._packed and torch.equal(self._rows(probe[:1]), self._rows(probe)[:1])
+        is_same = is_fp32 and torch.equal(self._rows(probe[:1]), self._rows(probe)[:1])
         self._min_rows = 1 if is_same else 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
