@@ -18,14 +18,14 @@ class EngineConfig:
     """Validated on construction; "auto" and None are resolved once, when the engine is built.
 
     model: a built-in name, a Hugging Face directory, a .gguf file or a hub name.
-    drafts: draft models of the same kinds, "default" for the drafts shipped for a built-in model, "ngram" for
+    drafts: draft models of the same kinds, "default" for the best that ships with a built-in model, "ngram" for
         prompt lookup; several are merged; none is plain decoding.
     tree: the topology of a draft's tree: "auto" sizes it step by step by measured cost and observed
         acceptance, down to none; text ("3,2,1,1") gives its widths; or a Topology.
     verifier: coupled, multi_step or without_replacement.
     dtype: what weights and K/V are kept in; auto is bfloat16 where that is fast, else float32. In the native
-        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0, Q4_1, Q4_K or Q6_K as they are, and
-        keeps other drafts in Q8_0.
+        forward auto leaves weights that a GGUF stores as Q8_0, Q4_0, Q4_1, Q4_K or Q6_K as they are. Drafts'
+        are left so with bfloat16, too, and those of other drafts kept in Q8_0.
     quantize: "int8" keeps the target's weights in 8 bits, a scale per 32 inputs (GGUF's Q8_0), and multiplies
         them by rows quantised likewise; native forward only. The quantised model is the target: drafts don't
         change it.

@@ -181,8 +181,9 @@ def read_features(draft: Loaded, target: Loaded) -> FeatureRunner:
 
 
 def draft_keep(config: EngineConfig, draft: Checkpoint) -> Keep:
-    """Rounded weights change what is proposed, never what is written, so drafts may as well be fast."""
-    if config.dtype != "auto":
+    """Rounded weights change what is proposed, never what is written, so drafts may as well be fast: in full
+    where all is asked for in float32."""
+    if config.dtype == "float32":
         return "dtype"
     return "stored" if isinstance(draft.weights, GGUFFile) else "int8"
 
