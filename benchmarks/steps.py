@@ -87,7 +87,7 @@ def main() -> None:
     num_rows = [int(n) for n in args.rows.split(",")]
     num_slots = max(NUM_SLOTS, max(contexts) + max(num_rows))
     model = random_model(args.model, num_slots) if args.model in SIZES else args.model
-    path = draft_path(model, "default") if args.draft else resolve_model_path(model)
+    path = draft_path(model, "tokens") if args.draft else resolve_model_path(model)
     checkpoint = open_checkpoint(path)
     if max(contexts) + max(num_rows) > checkpoint.config.max_position:
         parser.error(f"{args.model} has {checkpoint.config.max_position} positions")

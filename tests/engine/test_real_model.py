@@ -24,7 +24,7 @@ NUM_TOKENS = 32
 def llm(smollm2_path: Path, request: Any) -> LLM:
     """One load for all: drafts are taken out of it, not added."""
     return LLM(
-        "smollm2-135m", drafts=["default", "features", "ngram"], tree="3,2,1,1", dtype=request.param,
+        "smollm2-135m", drafts=["tokens", "features", "ngram"], tree="3,2,1,1", dtype=request.param,
         max_model_len=128, max_num_seqs=4,
     )  # fmt: skip
 

@@ -273,7 +273,9 @@ def test_hub_errors(monkeypatch: pytest.MonkeyPatch, error: Exception, kind: typ
 
 
 def test_shipped_draft() -> None:
-    path = catalog.draft_path("smollm2-135m", "default")
+    best = catalog.draft_path("smollm2-135m", "default")
+    assert best.is_file() and best == catalog.draft_path("smollm2-135m", "features")
+    path = catalog.draft_path("smollm2-135m", "tokens")
     assert {"config.json", "draft_vocab.safetensors", "model.safetensors"} <= set(files_in(path))
     with safe_open(path / "draft_vocab.safetensors", framework="pt") as file:
         assert file.get_slice("d2t").get_shape() == [16384]

