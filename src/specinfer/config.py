@@ -18,8 +18,8 @@ class EngineConfig:
     """Validated on construction; "auto" and None are resolved once, when the engine is built.
 
     model: a built-in name, a Hugging Face directory, a .gguf file or a hub name.
-    drafts: draft models of the same kinds, "default" for the best that ships with a built-in model, "ngram" for
-        prompt lookup; several are merged; none is plain decoding.
+    drafts: draft models of the same kinds, "default" for the best that ships for a built-in model, "ngram"
+        for prompt lookup; several are merged; none is plain decoding.
     tree: the topology of a draft's tree: "auto" sizes it step by step by measured cost and observed
         acceptance, down to none; text ("3,2,1,1") gives its widths; or a Topology.
     verifier: coupled, multi_step or without_replacement.

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from specinfer import LLM, ConfigError, SamplingParams, SpecinferError
 from specinfer.distill import distillation, storage
 from specinfer.distill.answers import AnswerFile
+from specinfer.distill.packing import pack
 from specinfer.distill.trainer import Trainer, read_checkpoint
 from specinfer.engine.engine import Engine
 from specinfer.interrupt import Interrupted
@@ -252,18 +253,25 @@ def test_members_that_read_features_cover_what_others_miss(distil, reads_feature
 def test_a_draft_is_trained_further(distil, kind, tmp_path, request):
     first = request.getfixturevalue(kind)
     changes = {"features": True, "size": None} if kind == "reads_features" else {}
-    run = distil(tmp_path / "further", first.data, init=first.out, num_epochs=1, **changes)
+    run = distil(tmp_path / "further", first.data, init=str(first.out), num_epochs=1, **changes)
     run.train(run.write())
     vocab, weights = "draft_vocab.safetensors", "model.safetensors"
     assert (run.out / vocab).read_bytes() == (first.out / vocab).read_bytes()
     assert (run.out / weights).read_bytes() != (first.out / weights).read_bytes()
+    pack(first.out, tmp_path / "packed.gguf")
+    packed = distil(
+        tmp_path / "packed", first.data, init=str(tmp_path / "packed.gguf"), num_epochs=1, **changes
+    )
+    packed.train(packed.write())
+    assert (packed.out / vocab).read_bytes() == (first.out / vocab).read_bytes()
+    assert open_checkpoint(packed.out).config == open_checkpoint(first.out).config
 
 
 def test_a_draft_of_another_kind_is_not_trained_further(distil, finished, reads_features, tmp_path):
     with pytest.raises(ConfigError, match="reads tokens alone"):
-        distil(tmp_path / "draft", features=True, size=None, init=finished.out)
+        distil(tmp_path / "draft", features=True, size=None, init=str(finished.out))
     with pytest.raises(ConfigError, match="reads hidden rows"):
-        distil(tmp_path / "draft", init=reads_features.out)
+        distil(tmp_path / "draft", init=str(reads_features.out))
 
 
 def test_a_target_without_chat_template_and_a_whole_vocabulary(distil, write_model, tmp_path):

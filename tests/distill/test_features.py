@@ -120,7 +120,7 @@ def test_a_student_on_the_disk_is_what_it_was(write_model, tmp_path, lessons, vo
     assert (draft.config.rope, draft.config.norm_eps) == (target.config.rope, target.config.norm_eps)
     batch = batch_of(made, lessons)
     expected = reference(tmp_path / "draft", path, vocab, batch)
-    stored = FeatureStudent.from_directory(tmp_path / "draft", target, 2.0)
+    stored = FeatureStudent.further(draft, target, 2.0)
     torch.testing.assert_close(stored.logits(batch), expected, rtol=0, atol=1e-4 * expected.std().item())
     assert (made.logits(batch) - expected).std() < 0.05 * expected.std()  # bf16 on the disk
 

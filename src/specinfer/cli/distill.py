@@ -56,8 +56,8 @@ def distill(
     ] = False,
     vocab: Annotated[int, Option(help="Tokens of the target's that the draft works on.")] = 16384,
     init: Annotated[
-        Path | None,
-        Option(help="A draft to train further, instead of --size and --vocab.", metavar="DIR"),
+        str | None,
+        Option(help="A draft to train further, instead of --size and --vocab.", metavar="NAME"),
     ] = None,
     epochs: Annotated[int, Option(help="How often the answers are learnt from.")] = 6,
     learning_rate: Annotated[

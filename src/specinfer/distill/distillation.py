@@ -80,8 +80,11 @@ class Distillation:
             draft_config(self.target, None, settings.num_members)
         elif settings.init is None:
             self._shape(1)
+        self._init: Checkpoint | None = None
         if settings.init is not None:
-            open_draft(settings.init, self.target, reads_features=settings.features)
+            self._init = open_draft(
+                settings.init, settings.target, self.target, reads_features=settings.features
+            )
         prompts = (
             built_in_prompts(settings.num_prompts, settings.seed)
             if settings.prompts is None
@@ -181,16 +184,16 @@ class Distillation:
 
     def _students(self, training: Sequence[Lesson]) -> Callable[[int, int], Student]:
         """(times the size asked for, seed) -> a student to train."""
-        s, target, init = self.settings, self.target, self.settings.init
+        s, target, init = self.settings, self.target, self._init
         counts = token_counts(training, target.config.vocab_size)
         vocab = choose_vocab(counts, self._vocab_size, self._end_token_ids)
         if s.features:
             scale = root_mean_square(lesson.features for lesson in training if lesson.features is not None)
             if init is not None:
-                return lambda _, seed: FeatureStudent.from_directory(init, target, scale)
+                return lambda _, seed: FeatureStudent.further(init, target, scale)
             return lambda times, seed: FeatureStudent.fresh(vocab, target, scale, seed, times)
         if init is not None:
-            return lambda scale, seed: TokenStudent.from_directory(init, target)
+            return lambda scale, seed: TokenStudent.further(init, target)
         rows = sample_rows(
             LLM(s.target, device=s.device, max_num_seqs=1),
             target,

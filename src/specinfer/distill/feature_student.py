@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from torch import nn
 
 from specinfer.distill.batches import MicroBatch
 from specinfer.distill.inheritance import has_llama_layers
-from specinfer.distill.student import Student, open_draft
+from specinfer.distill.student import Student, llama_settings
 from specinfer.errors import ConfigError
 from specinfer.models.borrowed import EMBEDDING, head_rows
-from specinfer.models.gguf import GGUFFile
-from specinfer.models.loader import Checkpoint, read_raw_config
+from specinfer.models.loader import Checkpoint
 from specinfer.models.weights import FEATURES
 from specinfer.runtime.features import read_rows
 
@@ -98,10 +96,8 @@ class FeatureStudent(Student):
         return FeatureStudent(model, vocab, target.config.vocab_size)
 
     @staticmethod
-    def from_directory(path: Path, target: Checkpoint, scale: float) -> FeatureStudent:
-        """Go on from a draft's checkpoint; scale: see `fresh`. Raises ConfigError or ModelError for what is
-        none."""
-        checkpoint = open_draft(path, target, reads_features=True)
+    def further(checkpoint: Checkpoint, target: Checkpoint, scale: float) -> FeatureStudent:
+        """Go on from what `open_draft` opened; scale: see `fresh`. Raises ConfigError, see `draft_config`."""
         vocab = checkpoint.draft_vocab
         config = draft_config(target, vocab, checkpoint.config.num_layers)
         model = FeatureModel(config, target, vocab, scale)
@@ -140,7 +136,7 @@ def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None, num_layers
     or the target not so many."""
     from transformers import LlamaConfig
 
-    config, weights = target.config, target.weights
+    config = target.config
     if not has_llama_layers(config):
         raise ConfigError(
             f"{target.path} is of type {config.model_type}: feature drafts are trained for a llama alone",
@@ -151,17 +147,6 @@ def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None, num_layers
             f"{target.path} has {config.num_layers} layers, and a draft of {num_layers} is wanted",
             hint="give fewer --members",
         )
-    assert config.rope is not None
-    if config.rope.freq_factors is not None:
-        raise ConfigError(
-            f"{target.path}: no feature draft can be trained with a GGUF's frequency factors",
-            hint="name the model's Hugging Face directory",
-        )
-    given = (
-        weights.config()
-        if isinstance(weights, GGUFFile)
-        else read_raw_config(target.path / "config.json").values
-    )
     changed = {
         "vocab_size": config.vocab_size if vocab is None else len(vocab),
         "num_hidden_layers": num_layers,
@@ -169,4 +154,4 @@ def draft_config(target: Checkpoint, vocab: NDArray[np.int64] | None, num_layers
         "architectures": ["LlamaForCausalLM"],
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
-    return LlamaConfig(**{**given, **changed})
+    return LlamaConfig(**{**llama_settings(target), **changed})

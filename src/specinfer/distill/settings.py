@@ -27,7 +27,8 @@ class DistillSettings:
     passage that it writes and is asked about; None is 2000 beside built-in prompts where the target has a
     chat template, else 0. max_tokens: longest answer. features: to make a feature draft, whose size the
     target gives. size: millions of parameters of another, as in "7m", which is what None means. init: a
-    draft to go on from, instead of a size and a vocabulary. vocab_size: tokens that the draft works on.
+    draft to go on from, named as EngineConfig's, instead of a size and a vocabulary. vocab_size: tokens that
+    the draft works on.
     num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning rate of None is 2e-3 for a fresh
     draft and 5e-4 for one to go on from. num_members: drafts that cover each other. seed: of prompts,
     noise, weights and order. device, max_num_seqs: as EngineConfig; they change no result on a CPU.
@@ -40,7 +41,7 @@ class DistillSettings:
     max_tokens: int = 192
     features: bool = False
     size: str | None = None
-    init: Path | None = None
+    init: str | None = None
     vocab_size: int = 16384
     num_epochs: int = 6
     learning_rate: float | None = None
@@ -115,7 +116,7 @@ class DistillSettings:
         return {
             "data": self.data_record(prompts, num_questions),
             "size": None if self.init is not None else "features" if self.features else self.token_size,
-            "init": None if self.init is None else str(self.init),
+            "init": self.init,
             "vocab_size": self.vocab_size if self.init is None else None,
             "num_epochs": self.num_epochs,
             "learning_rate": self.peak_rate,

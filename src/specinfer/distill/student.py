@@ -12,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.distill.batches import MicroBatch
+from specinfer.distill.inheritance import has_llama_layers
 from specinfer.distill.storage import make_directory, write_whole
 from specinfer.distill.vocabulary import draft_ids
 from specinfer.errors import ConfigError
-from specinfer.models.loader import DRAFT_VOCAB_FILE, Checkpoint, open_checkpoint
+from specinfer.models.catalog import draft_path
+from specinfer.models.gguf import GGUFFile
+from specinfer.models.loader import DRAFT_VOCAB_FILE, Checkpoint, open_checkpoint, read_raw_config
 
 
 class Student(ABC):
@@ -64,25 +67,39 @@ class Student(ABC):
         write_whole(directory / "config.json", self.model.config.to_json_string().encode())
 
 
-def open_draft(path: Path, target: Checkpoint, *, reads_features: bool) -> Checkpoint:
-    """A draft that training can go on from. Raises ConfigError or ModelError for what is none."""
-    checkpoint = open_checkpoint(path)
+def open_draft(name: str, target_name: str, target: Checkpoint, *, reads_features: bool) -> Checkpoint:
+    """A draft that training can go on from: one that ships for the target, or a model as EngineConfig has it.
+    Raises ConfigError or ModelError for what is none."""
+    checkpoint = open_checkpoint(draft_path(target_name, name))
     vocab, size = checkpoint.draft_vocab, target.config.vocab_size
-    if not path.is_dir() or checkpoint.config.vocab_size != checkpoint.head_size:
+    if not has_llama_layers(checkpoint.config) or checkpoint.config.vocab_size != checkpoint.head_size:
         raise ConfigError(
-            f"cannot train {path} further",
-            hint="give a directory of weights whose embedding and head have the same tokens",
+            f"cannot train {name} further",
+            hint="give a Llama whose embedding and head have the same tokens",
         )
     if (vocab is None and checkpoint.config.vocab_size != size) or (
         vocab is not None and vocab.max() >= size
     ):
         raise ConfigError(
-            f"{path} is no draft for this target: its vocabulary is another",
+            f"{name} is no draft for this target: its vocabulary is another",
             hint="start from a draft made for it, or from none",
         )
     if checkpoint.reads_features != reads_features:
         raise ConfigError(
-            f"{path} reads {'tokens alone' if reads_features else 'hidden rows of its target'}",
+            f"{name} reads {'tokens alone' if reads_features else 'hidden rows of its target'}",
             hint=f"{'leave out' if reads_features else 'give'} --features, or start from another draft",
         )
     return checkpoint
+
+
+def llama_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a transformers LlamaConfig is made of. Raises ConfigError for positions that it does not have."""
+    rope, weights = checkpoint.config.rope, checkpoint.weights
+    if rope is not None and rope.freq_factors is not None:
+        raise ConfigError(
+            f"{checkpoint.path}: no draft can be trained with a GGUF's frequency factors",
+            hint="name the model's Hugging Face directory",
+        )
+    if isinstance(weights, GGUFFile):
+        return weights.config()
+    return dict(read_raw_config(checkpoint.path / "config.json").values)

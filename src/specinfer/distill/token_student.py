@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from specinfer.distill.batches import MicroBatch
 from specinfer.distill.inheritance import has_llama_layers, inherit
 from specinfer.distill.shape import Shape
-from specinfer.distill.student import Student, open_draft
+from specinfer.distill.student import Student, llama_settings
 from specinfer.models.loader import Checkpoint
 
 ROPE_THETA = 10_000.0
@@ -60,12 +59,11 @@ class TokenStudent(Student):
         return TokenStudent(model, vocab, target.config.vocab_size)
 
     @staticmethod
-    def from_directory(path: Path, target: Checkpoint) -> TokenStudent:
-        """Go on from a draft's checkpoint. Raises ConfigError or ModelError for what is none."""
+    def further(checkpoint: Checkpoint, target: Checkpoint) -> TokenStudent:
+        """Go on from what `open_draft` opened. Raises ConfigError, see `llama_settings`."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        checkpoint = open_draft(path, target, reads_features=False)
-        model = LlamaForCausalLM(LlamaConfig.from_pretrained(str(path), local_files_only=True))
+        model = LlamaForCausalLM(LlamaConfig(**llama_settings(checkpoint)))
         state = {name: checkpoint.weights.get(name).float() for name in checkpoint.weights.names()}
         if checkpoint.config.tie_embeddings:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
