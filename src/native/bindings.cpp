@@ -51,7 +51,7 @@ class Model {
                           inner_of(inner), layer_norm, head_norms, windows, features}),
                  types_of(types), choose_kernels(level.c_str())),
         pool_(shared_pool(threads)),
-        forward_(weights_, kv_, positions_) {}
+        forward_(weights_, kv_, positions_, features_) {}
 
   // Addresses that are 0 are not there, here and below.
   void set(const std::string& name, int layer, uintptr_t data, const std::string& type, int64_t rows, int64_t columns) {
@@ -75,6 +75,17 @@ class Model {
   }
   void set_positions(uintptr_t cosine, uintptr_t sine, uintptr_t learned, int64_t count) {
     positions_ = Positions{at<float>(cosine), at<float>(sine), at<float>(learned), count};
+  }
+  // From now on the target keeps its last hidden rows at `rows`, [slots, hidden], and this draft reads them there; from
+  // own_slot on it keeps its own.
+  void read_features(Model& target, uintptr_t rows, int64_t own_slot, int64_t null_slot) {
+    const Shape &own = weights_.shape, &above = target.weights_.shape;
+    if (!own.features || above.hidden != own.hidden || target.weights_.kernels.panel != weights_.kernels.panel)
+      throw std::invalid_argument("this model does not read that one's rows");
+    if (own_slot < target.kv_.slots - 1 || null_slot < own_slot || null_slot >= kv_.slots)
+      throw std::invalid_argument("the slots of the draft and of its target disagree");
+    features_ = {&target.weights_, at<float>(rows), own_slot, null_slot, {}};
+    target.features_.kept.push_back(features_.rows);
   }
   void withhold(int layer) { weights_.withhold(layer); }
   void release(int layer) { weights_.release(layer); }
@@ -156,6 +167,7 @@ class Model {
   std::mutex mutex_;
   KvPool kv_;
   Positions positions_;
+  Features features_;
   Weights weights_;
   Pool& pool_;
   Forward forward_;
@@ -196,6 +208,7 @@ NB_MODULE(_cpu, m) {
       .def("set_norm", &Model::set_norm)
       .def("set_pool", &Model::set_pool)
       .def("set_positions", &Model::set_positions)
+      .def("read_features", &Model::read_features, nb::keep_alive<1, 2>())
       .def("withhold", &Model::withhold)
       .def("release", &Model::release)
       .def("finish", &Model::finish)

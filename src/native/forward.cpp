@@ -25,14 +25,20 @@ static void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
 }
 
-void Forward::plan_span(int64_t first, int64_t length, int64_t context_len) {
+void Forward::plan_span(int64_t first, int64_t length, const int64_t* context, int64_t context_len) {
   const int64_t* parents = b_.parents + first;
+  const int64_t last = context_len ? context[context_len - 1] : features_.null_slot;
   for (int64_t i = 0; i < length; ++i) {
     const int64_t parent = parents[i], row = first + i;
     check(parent >= -1 && parent < i, "a parent must come before its child");
     depth_[row] = parent < 0 ? 0 : depth_[first + parent] + 1;
     positions_[row] = context_len + depth_[row];
     check(positions_[row] < tables_.count, "a position lies beyond the tables");
+    if (w_.shape.features) {
+      // A token that the target has not read has no row of its own to be read yet: its child reads what it reads.
+      const int64_t above = parent < 0 ? 0 : b_.slots[first + parent];
+      before_[row] = parent < 0 ? last : above < features_.own_slot ? above : before_[first + parent];
+    }
     path_offset_[row] = int32_t(path_.size());
     // On the chain from the top, a token's path is 0 .. i; elsewhere the chain's part and then a list.
     if (parent == i - 1 && (i == 0 || trunk_[row - 1] == i)) {
@@ -54,11 +60,13 @@ void Forward::plan(const Batch& batch, int threads) {
   const Shape& s = w_.shape;
   const int panel = w_.kernels.panel;
   const int64_t n = b_.num_rows;
+  check(!reads_features() || (features_.target && b_.token_ids), "a draft that reads features needs its target, and tokens");
   check(b_.first_layer >= 0 && b_.first_layer <= b_.last_layer && b_.last_layer <= s.layers, "no such layers");
   depth_.assign(n, 0);
   trunk_.assign(n, 0);
   path_offset_.assign(n, 0);
   positions_.assign(n, 0);
+  before_.assign(n, 0);
   path_.clear();
   int64_t row = 0, context = 0;
   spans_.clear();
@@ -66,7 +74,7 @@ void Forward::plan(const Batch& batch, int threads) {
     const int64_t length = b_.span_lens[i], context_len = b_.context_lens[i];
     check(length >= 0 && context_len >= 0 && row + length <= n && context + context_len <= b_.num_context_slots,
           "spans and rows disagree");
-    plan_span(row, length, context_len);
+    plan_span(row, length, b_.context_slots + context, context_len);
     spans_.push_back({b_.context_slots + context, context_len, b_.slots + row, nullptr, nullptr, nullptr, nullptr,
                       int(row)});
     row += length;
@@ -79,9 +87,10 @@ void Forward::plan(const Batch& batch, int threads) {
     span.path_offset = path_offset_.data() + span.first_row;
     span.path = path_.data();
   }
+  const int vocab = (reads_features() ? *features_.target : w_).shape.vocab;
   for (int64_t i = 0; i < n; ++i) {
     check(b_.slots[i] >= 0 && b_.slots[i] < kv_.slots, "a slot lies outside the pool");
-    check(!b_.token_ids || (b_.token_ids[i] >= 0 && b_.token_ids[i] < s.vocab), "a token id lies outside the vocabulary");
+    check(!b_.token_ids || (b_.token_ids[i] >= 0 && b_.token_ids[i] < vocab), "a token id lies outside the vocabulary");
   }
   for (int64_t i = 0; i < context; ++i)
     check(b_.context_slots[i] >= 0 && b_.context_slots[i] < kv_.slots, "a slot lies outside the pool");
@@ -98,8 +107,8 @@ void Forward::plan(const Batch& batch, int threads) {
   inner_stride_ = s.layers ? int64_t(layer->inner.panels) / (s.inner == Store::gated ? 2 : 1) * panel : 0;
   grow(hidden_, n * hidden_stride_);
   if (reads_features()) {
-    features_stride_ = round_up(2 * s.hidden, panel);
-    grow(features_, n * features_stride_);
+    read_stride_ = round_up(2 * s.hidden, panel);
+    grow(read_, n * read_stride_);
     ones_.assign(hidden_stride_, 1.0f);
   }
   grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
@@ -147,7 +156,7 @@ GemmArgs Forward::gemm(int op, int index) {
   };
   if (op == HEAD) return args(w_.head, normed_, hidden_stride_, int(b_.num_logits), b_.logits, s.head_size, Store::plain);
   float* hidden = hidden_.data();
-  if (op == FEATURES) return args(w_.features, features_, features_stride_, n, hidden, hidden_stride_, Store::plain);
+  if (op == FEATURES) return args(w_.features, read_, read_stride_, n, hidden, hidden_stride_, Store::plain);
   const Layer& layer = w_.layers[index];
   switch (op) {
     case QKV:
@@ -239,19 +248,30 @@ void Forward::store_kv(int index, int64_t row) {
   kernels.to_kv(k + kv, static_cast<char*>(kv_.values[index]) + out, kv, kv_.type);
 }
 
-// The row's two halves, each with a root mean square of 1.
+// The target's embedding of the token and its row before it, each with a root mean square of 1.
 void Forward::read_features(int64_t row) {
   const int n = w_.shape.hidden;
   float *hidden = hidden_.data() + row * hidden_stride_, *normed = normed_.data() + row * hidden_stride_;
-  float* features = features_.data() + row * features_stride_;
-  std::memset(features, 0, 4 * features_stride_);
+  float* features = read_.data() + row * read_stride_;
+  std::memset(features, 0, 4 * read_stride_);
   for (int half = 0; half < 2; ++half) {
     std::memset(hidden, 0, 4 * hidden_stride_);
-    std::memcpy(hidden, b_.hidden_in + (2 * row + half) * n, 4 * n);
+    if (half == 0)
+      features_.target->embed(b_.token_ids[row], hidden);
+    else
+      std::memcpy(hidden, features_.rows + before_[row] * n, 4 * n);
     w_.kernels.rms_norm(hidden, ones_.data(), normed, n, int(hidden_stride_), FEATURES_EPS);
     std::memcpy(features + half * n, normed, 4 * n);
   }
   quantize(w_.features, features, row);
+}
+
+// For the drafts that read it; a draft's own where the target has none.
+void Forward::keep_row(int64_t row) const {
+  const float* hidden = hidden_.data() + row * hidden_stride_;
+  const int64_t n = w_.shape.hidden, at = b_.slots[row] * n;
+  for (float* rows : features_.kept) std::memcpy(rows + at, hidden, 4 * n);
+  if (features_.rows && b_.slots[row] >= features_.own_slot) std::memcpy(features_.rows + at, hidden, 4 * n);
 }
 
 static bool is_gemm(int op) {
@@ -259,7 +279,11 @@ static bool is_gemm(int op) {
 }
 
 bool Forward::reads_features() const {
-  return w_.shape.features && b_.hidden_in && b_.first_layer == 0 && b_.last_layer > 0;
+  return w_.shape.features && b_.first_layer == 0 && b_.last_layer > 0;
+}
+
+bool Forward::keeps_rows(int layer) const {
+  return layer + 1 == w_.shape.layers && (features_.rows || !features_.kept.empty());
 }
 
 int Forward::op_at(int phase) const {
@@ -288,7 +312,8 @@ int Forward::chunks(int phase) {
   if (op == QUANTIZE_FOR_V && !converts_rows(w_.layers[layer].v.type)) return 0;
   if (op == QUANTIZE_ATTENDED && !converts_rows(w_.layers[layer].out.type)) return 0;
   if (op == QUANTIZE_INNER && !converts_rows(w_.layers[layer].down.type)) return 0;
-  if (op == CAPTURE && std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
+  if (op == CAPTURE && !keeps_rows(layer) &&
+      std::find(b_.captured, b_.captured + b_.num_captured, layer) == b_.captured + b_.num_captured)
     return 0;
   if (op == END && !b_.hidden_out) return 0;
   return int((rows + row_chunk_ - 1) / row_chunk_);
@@ -364,7 +389,8 @@ void Forward::run_rows(int op, int index, int64_t begin, int64_t end) {
         break;
       case CAPTURE: {
         const int64_t which = std::find(b_.captured, b_.captured + b_.num_captured, index) - b_.captured;
-        std::memcpy(b_.capture_out[which] + i * s.hidden, hidden, 4 * s.hidden);
+        if (which < b_.num_captured) std::memcpy(b_.capture_out[which] + i * s.hidden, hidden, 4 * s.hidden);
+        if (keeps_rows(index)) keep_row(i);
         break;
       }
       case END:

@@ -110,10 +110,7 @@ class Script:
     def __init__(self, answers: Sequence[Sequence[int]]) -> None:
         self.answers = answers
 
-    def choose(self, logits: Any, rows: Sequence[Row]) -> np.ndarray:
-        return np.array([self._choice(row) for row in rows], np.int64)
-
-    def _choice(self, row: Row) -> int:
+    def choose_one(self, logits: Any, row: Row) -> int:
         answer = self.answers[row.sample_index]
         i = row.position - row.num_prompt_tokens
         return answer[i] if i < len(answer) else 0

@@ -60,7 +60,7 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s, 
   for (int64_t i = 0; i < SLOTS; ++i) slots[i] = (i * 7) % SLOTS, tokens[i] = int64_t(rng() % s.vocab);
   for (int64_t i = 0; i < CONTEXT; ++i) chain[i] = i - 1;
   for (int64_t i = 0; i < NODES; ++i) parents[i] = i ? int64_t(rng() % i) : -1, rows[i] = i;
-  const std::vector<float> features = uniform((CONTEXT + NODES) * 2 * s.hidden);
+  const std::vector<float> given = uniform(SLOTS * s.hidden);
   std::vector<float> logits[2];
   for (int threads : {1, 3}) {
     std::vector<std::vector<char>> memory;
@@ -70,7 +70,11 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s, 
       pool.keys.push_back(memory[2 * i].data());
       pool.values.push_back(memory[2 * i + 1].data());
     }
-    Forward forward(weights, pool, s.layer_norm ? table : rotary);
+    // Of a draft, its own embedding stands for the target's; its nodes' rows are its own.
+    std::vector<float> read = given, kept(given.size());
+    Features features{&weights, read.data(), slots[CONTEXT], SLOTS - 1, {kept.data()}};
+    if (!s.features) features = {nullptr, nullptr, 0, 0, {kept.data()}};
+    Forward forward(weights, pool, s.layer_norm ? table : rotary, features);
     Batch b{};
     const int64_t none = 0;
     b.context_slots = slots.data();
@@ -79,8 +83,7 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s, 
     b.num_spans = 1;
     b.slots = slots.data();
     b.parents = chain.data();
-    b.token_ids = s.features ? nullptr : tokens.data();
-    b.hidden_in = s.features ? features.data() : nullptr;
+    b.token_ids = tokens.data();
     b.num_rows = CONTEXT;
     b.last_layer = s.layers;
     weights.withhold(0);
@@ -94,8 +97,7 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s, 
     b.span_lens = &NODES;
     b.slots = slots.data() + CONTEXT;
     b.parents = parents.data();
-    b.token_ids = s.features ? nullptr : tokens.data() + CONTEXT;
-    b.hidden_in = s.features ? features.data() + CONTEXT * 2 * s.hidden : nullptr;
+    b.token_ids = tokens.data() + CONTEXT;
     b.num_rows = b.num_logits = NODES;
     b.logits_rows = rows.data();
     b.logits = out.data();

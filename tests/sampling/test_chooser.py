@@ -60,6 +60,9 @@ def test_rows_do_not_see_each_other(rows, seed, dtype):
         assert torch.equal(together[i : i + 1], expected)
         assert chosen[i] == int(np.argmax(expected.numpy()))
         assert chooser(37).choose(logits[i : i + 1], [r]).tolist() == [chosen[i]]
+        assert chooser(37).choose_one(logits[i].float().numpy(), r) == chosen[i]
+        laws = [chooser(37).law_of_one(logits[i].float().numpy(), r), shared.probabilities(logits, rows)[i]]
+        assert np.array_equal(*laws)
 
 
 @pytest.mark.skipif(chooser_module.native is None, reason="specinfer._cpu was not built")

@@ -113,7 +113,7 @@ def _run(
         with own_threads(parts.runner):
             if not parts.readers:
                 return parts.runner.run(batch, layers)
-            parts.run_target(batch)
+            parts.runner.run(batch)
             return parts.readers[0].run(batch)
     finally:
         for slots in held:

@@ -154,8 +154,7 @@ class ModelDrafter:
             ends: dict[int, int] = {}
             num_rows, reading = 0, set()
             for r, (history, slots) in waiting.items():
-                known = filled[history.slots]
-                start = len(known) if known.all() else int(known.argmin())
+                start = int(filled[slots].argmin())
                 end = min(len(slots), start + CATCH_UP_TOKENS)
                 # What several have in common is read once: the others wait for it.
                 if slots[start] in reading or (items and num_rows + end - start > MAX_FORWARD_TOKENS):

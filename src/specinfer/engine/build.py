@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from specinfer.cache import PrefixCache, SlotAllocator
-from specinfer.cache.pool import bytes_per_slot
+from specinfer.cache.pool import bytes_per_slot, rows_dtype
 from specinfer.config import AUTO_TREE, EngineConfig
 from specinfer.draft.drafter import Drafter
 from specinfer.draft.ensemble import EnsembleDrafter
@@ -31,8 +31,7 @@ from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, open_checkpoint
 from specinfer.models.tokenizer import Tokenizer, end_token_ids
 from specinfer.models.weights import FEATURES
-from specinfer.runtime import LayerRunner, Runner, make_pool, make_torch_runner
-from specinfer.runtime.features import FeatureRunner, rows_dtype
+from specinfer.runtime import ModelRunner, Runner, make_pool, make_torch_runner
 from specinfer.runtime.kept import Keep, type_name
 from specinfer.runtime.native import NativeRunner, wanted_level, why_not
 from specinfer.sampling.chooser import Chooser
@@ -159,25 +158,27 @@ def load_models(resolved: Resolved) -> tuple[Loaded, dict[str, Loaded]]:
     drafts = {
         name: load(
             name, draft, dtype, draft_keep(config, draft), device, resolved.draft_len(name), num_slots,
-            num_scratch,
+            num_scratch, may_be_native=isinstance(target.runner, NativeRunner) or not draft.reads_features,
         )
         for name, draft in resolved.drafts.items()
     }  # fmt: skip
-    drafts |= {
-        name: replace(draft, runner=read_features(draft, target))
-        for name, draft in drafts.items()
-        if draft.checkpoint.reads_features
-    }
+    for draft in drafts.values():
+        if draft.checkpoint.reads_features:
+            read_features(draft, target)
     log_memory([target, *drafts.values()], num_slots, dtype, device)
     log_torch_path(target, device)
     return target, drafts
 
 
-def read_features(draft: Loaded, target: Loaded) -> FeatureRunner:
-    """A feature draft beside its target; both run layer by layer, `borrow` saw to it. Raises ModelError."""
-    runner, above = (cast(LayerRunner, loaded.runner) for loaded in (draft, target))
-    weight = None if isinstance(runner, NativeRunner) else draft.checkpoint.weights.get(FEATURES)
-    return FeatureRunner(runner, above, weight)
+def read_features(draft: Loaded, target: Loaded) -> None:
+    """Connect a feature draft with its target; `borrow` saw to it that this can be. Raises ModelError."""
+    match draft.runner, target.runner:
+        case NativeRunner() as own, NativeRunner() as above:
+            own.read_features(above)
+        case ModelRunner() as own, ModelRunner() as above:
+            own.read_features(above, draft.checkpoint.weights.get(FEATURES))
+        case _:
+            raise AssertionError("a feature draft runs as its target does")
 
 
 def draft_keep(config: EngineConfig, draft: Checkpoint) -> Keep:
@@ -231,7 +232,7 @@ def assemble(resolved: Resolved, target: Loaded, drafts: dict[str, Loaded]) -> E
             max_step_tokens=config.max_step_tokens,
         ),
         runner=target.runner,
-        readers=[d.runner for d in drafts.values() if isinstance(d.runner, FeatureRunner)],
+        readers=[d.runner for d in drafts.values() if d.checkpoint.reads_features],
         chooser=chooser,
         verifier=resolved.verifier,
         drafter=drafter,
@@ -329,12 +330,15 @@ def load(
     max_position: int,
     num_slots: int,
     num_scratch: int,
+    *,
+    may_be_native: bool = True,
 ) -> Loaded:
     """Weights, pool and runner of one model: native where that can be."""
-    pool = make_pool(checkpoint.config, num_slots, dtype, device, num_scratch)
+    pool = make_pool(
+        checkpoint.config, num_slots, dtype, device, num_scratch, reads_features=checkpoint.reads_features
+    )
     level = wanted_level()
-    reason = why_not(checkpoint, device)
-    if reason is None:
+    if may_be_native and why_not(checkpoint, device) is None:
         native = NativeRunner(checkpoint, dtype, pool, max_position, keep=keep, level=level or "")
         model = native.model
         logger.info("%s: native, %s, %d threads", name, model.level, model.num_threads)
@@ -356,9 +360,8 @@ def log_memory(models: Sequence[Loaded], num_slots: int, dtype: torch.dtype, dev
     """One table of what the weights, the drafts and the pools take."""
     lines = [f"{'model':24} {'weights MiB':>12} {'K/V MiB':>9}   ({dtype}, {device}, {num_slots} slots)"]
     for m in models:
-        kept = m.runner.pool.num_bytes + (m.runner.num_bytes if isinstance(m.runner, FeatureRunner) else 0)
         lines.append(
-            f"{m.name[-24:]:24} {m.weight_bytes / 2**20:12.1f} {kept / 2**20:9.1f}"
+            f"{m.name[-24:]:24} {m.weight_bytes / 2**20:12.1f} {m.runner.pool.num_bytes / 2**20:9.1f}"
             f"   {', '.join(m.weight_types)}"
         )
     logger.info("memory:\n%s", "\n".join(lines))

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from specinfer.draft.drafter import Drafter, Proposal
 from specinfer.draft.planner import Planner
 from specinfer.engine.request import Request
 from specinfer.engine.scheduler import Scheduler
 from specinfer.metrics import StepTimer
-from specinfer.runtime import Batch, Runner
-from specinfer.runtime.features import FeatureRunner
+from specinfer.runtime import Runner
 from specinfer.sampling.chooser import Chooser
 from specinfer.tree import Topology
 from specinfer.verify import Verifier
@@ -23,14 +20,14 @@ from specinfer.verify import Verifier
 class Parts:
     """What a step works with.
 
-    readers: the drafts that read the target's hidden rows. planner: the topology, where it is one that
+    readers: of the drafts that read the target's hidden rows. planner: the topology, where it is one that
     learns from steps. max_tree_nodes: of the trees that are drafted. max_forced_tokens: more nodes, for what
     a grammar forces.
     """
 
     scheduler: Scheduler
     runner: Runner
-    readers: Sequence[FeatureRunner]
+    readers: Sequence[Runner]
     chooser: Chooser
     verifier: Verifier
     drafter: Drafter | None
@@ -40,13 +37,6 @@ class Parts:
     max_model_len: int
     max_forced_tokens: int
     timer: StepTimer
-
-    def run_target(self, batch: Batch) -> torch.Tensor:
-        """One target forward: its logits; hidden rows go to the drafts that read them."""
-        logits, captured = self.runner.run(batch, {reader.target_layer for reader in self.readers})
-        for reader in self.readers:
-            reader.store(batch, captured[reader.target_layer])
-        return logits
 
 
 @dataclass(frozen=True)

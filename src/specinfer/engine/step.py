@@ -37,7 +37,7 @@ def step(parts: Parts) -> list[Emission]:
     items = [work_item(s, p.tree) for s, p in zip(scheduled, proposals, strict=True)]
     batch = Batch.of(items)
     with parts.timer.phase("target"):
-        logits = parts.run_target(batch)
+        logits, _ = parts.runner.run(batch)
     with parts.timer.phase("verify"):
         logits = score_prompts(scheduled, items, logits)
         decoded = [(s.request, p) for s, p in zip(scheduled, proposals, strict=True) if s.is_decoded]

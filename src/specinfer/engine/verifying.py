@@ -21,7 +21,7 @@ from specinfer.tree import TokenTree
 from specinfer.verify import Verdict
 from specinfer.verify.coin import RandomCoin
 
-Judge = Callable[[torch.Tensor, Sequence[Row]], NDArray[Any]]
+Judge = Callable[[NDArray[np.float32], Row], Any]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """What the order of additions may change of a row of logits, in parts of the largest."""
 
@@ -30,7 +30,12 @@ class Evidence:
     """What a verifier judges a tree by, made node by node when asked: a walk looks at its own path alone."""
 
     def __init__(
-        self, judge: Judge, request: Request, tree: TokenTree, logits: torch.Tensor, start: int
+        self,
+        judge: Judge,
+        request: Request,
+        tree: TokenTree,
+        logits: NDArray[np.float32],
+        start: int,
     ) -> None:
         """logits: of a batch of trees; this one's begin at row `start`."""
         self._judge, self._request, self._tree = judge, request, tree
@@ -39,8 +44,7 @@ class Evidence:
     def __getitem__(self, node: int) -> Any:
         """The target's choice, or its law, after a node."""
         row = self._request.row(self._tree.path_tokens(node))
-        i = self._start + node
-        return self._judge(self._logits[i : i + 1], [row])[0]
+        return self._judge(self._logits[self._start + node], row)
 
 
 def verify(parts: Parts, decoded: Sequence[tuple[Request, Proposal]], logits: torch.Tensor) -> list[Verdict]:
@@ -80,12 +84,17 @@ def make_evidence(
 
     Off the CPU all are made at once, so that only they cross to the host.
     """
-    judge: Judge = parts.chooser.probabilities if parts.verifier.needs_law else parts.chooser.choose
+    if not decoded:
+        return []
+    chooser, needs_law = parts.chooser, parts.verifier.needs_law
     counts = [tree.num_nodes for _, (tree, _) in decoded]
-    if logits.device.type == "cpu" or not decoded:
+    if logits.device.type == "cpu":
+        judge: Judge = chooser.law_of_one if needs_law else chooser.choose_one
+        host = logits.float().numpy()
         starts = accumulate(counts, initial=0)
         return [
-            Evidence(judge, r, p.tree, logits, start) for (r, p), start in zip(decoded, starts, strict=False)
+            Evidence(judge, r, p.tree, host, start) for (r, p), start in zip(decoded, starts, strict=False)
         ]
     rows = [r.row(p.tree.path_tokens(node)) for r, p in decoded for node in range(p.tree.num_nodes)]
-    return np.split(judge(logits, rows), np.cumsum(counts)[:-1])
+    judged = (chooser.probabilities if needs_law else chooser.choose)(logits, rows)
+    return np.split(judged, np.cumsum(counts)[:-1])

@@ -48,6 +48,8 @@ class Batch:
     @staticmethod
     def of(items: Sequence[WorkItem]) -> Batch:
         """Concatenate in order."""
+        if len(items) == 1:
+            return Batch((items[0].span,), items[0].token_ids, items[0].logits_rows)
         starts = accumulate((item.span.num_tokens for item in items), initial=0)
         return Batch(
             tuple(item.span for item in items),
@@ -58,4 +60,6 @@ class Batch:
 
 def trunk_and_tree(trunk_len: int, tree_parents: Ints) -> Ints:
     """Span parents of a trunk whose last token is the tree's root: [trunk_len + len(tree_parents) - 1]."""
+    if trunk_len == 1:
+        return tree_parents
     return np.concatenate([np.arange(-1, trunk_len - 1), tree_parents[1:] + trunk_len - 1])

@@ -140,7 +140,7 @@ class NativeModel:
                 hint="check that config and weights belong to the same model",
             ) from None
         tables = self._positions(checkpoint, max_position)
-        self._kept = (pool, tables)  # the extension has their addresses
+        self._kept: tuple[object, ...] = (pool, tables)  # the extension has their addresses
         self._native.set_positions(*(0 if t is None else t.data_ptr() for t in tables), max_position)
         self._native.set_pool(
             [t.data_ptr() for t in pool.k],
@@ -181,8 +181,7 @@ class NativeModel:
         captured = captured or {}
         if hidden_in is not None:
             hidden_in = hidden_in.float().contiguous()
-            width = self.config.hidden_size * (2 if self._reads_features and 0 in layers else 1)
-            if hidden_in.shape != (len(batch.token_ids), width):
+            if hidden_in.shape != (len(batch.token_ids), self.config.hidden_size):
                 raise ValueError(f"hidden rows are {tuple(hidden_in.shape)}")
         self._native.forward(
             joined([s.context_slots for s in spans]),
@@ -200,6 +199,13 @@ class NativeModel:
             ints(list(captured)),
             ints([t.data_ptr() for t in captured.values()]),
         )
+
+    def read_features(self, target: NativeModel, pool: KVPool) -> None:
+        """As FeatureReader reads, within the forward, from the rows that the target keeps in `pool`, this
+        draft's, from now on."""
+        assert pool.rows is not None
+        self._native.read_features(target._native, pool.rows.data_ptr(), pool.scratch_start, pool.null_slot)
+        target._kept += (pool,)
 
     def withhold(self, layer: int) -> None:
         """Let forwards wait before a layer whose weights are on their way, until `release`. Whoever withholds
@@ -304,14 +310,18 @@ class NativeRunner:
         """As ModelRunner.embed."""
         return self.model.embed(token_ids)
 
+    def read_features(self, target: NativeRunner) -> None:
+        """As ModelRunner.read_features."""
+        self.model.read_features(target.model, self.pool)
+
     def run(
-        self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
+        self, batch: Batch, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As ModelRunner.run."""
         layers = range(self.config.num_layers)
         logits = torch.empty(len(batch.logits_rows), self.model.head_size)
         captured = self._captured(batch, layers, capture_layers)
-        self.model.forward(batch, layers, hidden_in=hidden, logits=logits, captured=captured)
+        self.model.forward(batch, layers, logits=logits, captured=captured)
         return logits, captured
 
     def run_layers(

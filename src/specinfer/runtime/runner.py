@@ -14,6 +14,7 @@ from specinfer.models.decoder import Decoder
 from specinfer.models.linear import LinearFactory
 from specinfer.models.loader import Checkpoint, build_model
 from specinfer.runtime.batch import Batch, Ints
+from specinfer.runtime.features import FeatureReader
 
 
 class Runner(Protocol):
@@ -32,23 +33,6 @@ class Runner(Protocol):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
 
 
-class LayerRunner(Runner, Protocol):
-    """A Runner of a model that is not one whole: rows can be had before, between and after its layers."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    def embed(self, token_ids: Ints) -> torch.Tensor: ...
-
-    def run(
-        self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
-
-    def run_layers(
-        self, batch: Batch, hidden: torch.Tensor, layers: range, capture_layers: Collection[int] = ()
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]: ...
-
-
 class ModelRunner:
     """Target and drafts are instances of this one class."""
 
@@ -60,6 +44,13 @@ class ModelRunner:
         self.keeps_bits = device.type == "cpu"
         self._attention = attention
         self._device = device
+        self._reader: FeatureReader | None = None
+        self._kept: list[torch.Tensor] = []
+
+    def read_features(self, target: ModelRunner, weight: torch.Tensor) -> None:
+        """Of a feature draft: see FeatureReader. The target keeps its last hidden rows in this one's pool."""
+        self._reader = FeatureReader(self.pool, target.embed, weight)
+        target._kept.append(self._reader.rows)
 
     @property
     def config(self) -> ModelConfig:
@@ -74,16 +65,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, batch: Batch, capture_layers: Collection[int] = (), hidden: torch.Tensor | None = None
+        self, batch: Batch, capture_layers: Collection[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Logits [len(batch.logits_rows), vocab_size], and the hidden rows [num_tokens, hidden_size] after
-        each layer of `capture_layers`. K/V goes to the spans' slots. hidden: rows to begin with, in place of
-        the embedding's."""
-        if hidden is None:
+        each layer of `capture_layers`. K/V goes to the spans' slots."""
+        if self._reader is not None:
+            hidden = self._reader.read(batch)
+        else:
             positions = torch.from_numpy(batch.positions).to(self._device)
             hidden = self.model.embed(torch.from_numpy(batch.token_ids).to(self._device), positions)
         hidden = hidden.to(self.pool.k[0].dtype)
         hidden, captured = self.run_layers(batch, hidden, range(len(self.model.layers)), capture_layers)
+        for rows in self._kept:
+            rows[torch.from_numpy(batch.slots).to(self._device)] = hidden.to(rows.dtype)
+        if self._reader is not None:
+            self._reader.keep_own(batch, hidden)
         if not len(batch.logits_rows):
             return hidden.new_zeros((0, self.model.config.vocab_size)), captured
         rows = torch.from_numpy(batch.logits_rows).to(self._device)
@@ -105,9 +101,15 @@ class ModelRunner:
 
 
 def make_pool(
-    config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device, num_scratch: int = 0
+    config: ModelConfig,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_scratch: int = 0,
+    *,
+    reads_features: bool = False,
 ) -> KVPool:
-    """A pool that fits a model."""
+    """A pool that fits a model. reads_features: of a target, whose rows are kept there."""
     return KVPool(
         num_layers=config.num_layers,
         num_slots=num_slots,
@@ -116,6 +118,7 @@ def make_pool(
         dtype=dtype,
         device=device,
         num_scratch=num_scratch,
+        row_size=config.hidden_size if reads_features else 0,
     )
 
 

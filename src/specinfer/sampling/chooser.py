@@ -61,6 +61,17 @@ class Chooser:
         logits = logits.float().contiguous()
         return np.array([_choose(*each) for each in zip(logits, scales, rows, strict=True)], np.int64)
 
+    def choose_one(self, logits: NDArray[np.float32], row: Row) -> int:
+        """`choose` for one row [V] on the host."""
+        if not is_sampled(row) and not row.processors:
+            return int(logits.argmax())
+        return int(self.choose(torch.from_numpy(logits)[None], [row])[0])
+
+    def law_of_one(self, logits: NDArray[np.float32], row: Row) -> NDArray[np.float64]:
+        """`probabilities` for one row [V] on the host."""
+        law: NDArray[np.float64] = self.probabilities(torch.from_numpy(logits)[None], [row])[0]
+        return law
+
     def probabilities(
         self, logits: torch.Tensor, rows: Sequence[Row], token_ids: torch.Tensor | None = None
     ) -> NDArray[np.float64]:
