@@ -171,6 +171,16 @@ def test_forced_tokens_go_before_it(tiny_model: Path, feature_draft: Path) -> No
     assert llm.generate("x", params, progress=False)[0].outputs[0].text == plain[0].outputs[0].text
 
 
+def test_beside_a_target_that_torch_runs(feature_draft: Path, write_model: Any, tmp_path: Path) -> None:
+    """Where the target cannot run natively, the draft does not either."""
+    target = write_model(tmp_path / "odd", head_dim=12)
+    plain, drafted = (
+        LLM(str(target), drafts=drafts, tree="2,1").generate(prompts(9), PARAMS, progress=False)[0].outputs[0]
+        for drafts in ([], [str(feature_draft)])
+    )
+    assert drafted.token_ids == plain.token_ids and drafted.stats.num_draft_tokens > 0
+
+
 def test_packed_it_says_the_same(tiny_model: Path, feature_draft: Path, tmp_path: Path) -> None:
     from specinfer.distill.packing import pack
 
