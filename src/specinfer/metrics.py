@@ -5,11 +5,25 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from specinfer.outputs import CompletionOutput
 from specinfer.service import Service
+
+
+class _Stretch:
+    """Of a step, measured by `with`: a generator would take longer to enter than some phases do."""
+
+    def __init__(self) -> None:
+        self.seconds, self.start, self.end = 0.0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.end = time.perf_counter()
+        self.seconds += self.end - self.start
 
 
 class StepTimer:
@@ -22,34 +36,32 @@ class StepTimer:
 
     def reset(self) -> None:
         """Forget what was measured."""
-        self.seconds = dict.fromkeys(self.PHASES, 0.0)
-        self._ended: dict[str, float] = {}
-        self.total = 0.0
+        self._phases = {name: _Stretch() for name in self.PHASES}
+        self._step = _Stretch()
         self.num_steps = 0
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Measure a phase of the running step."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._ended[name] = time.perf_counter()
-            self.seconds[name] += self._ended[name] - start
+        return self._phases[name]
 
     def since(self, name: str) -> float:
         """Seconds since a phase of the running step ended."""
-        return time.perf_counter() - self._ended[name]
+        return time.perf_counter() - self._phases[name].end
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """Measure a whole step."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.total += time.perf_counter() - start
-            self.num_steps += 1
+        self.num_steps += 1
+        return self._step
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase."""
+        return {name: phase.seconds for name, phase in self._phases.items()}
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps."""
+        return self._step.seconds
 
     @property
     def rest(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,9 +55,8 @@ class SharedHistories:
         """to_draft: [target vocabulary] draft ids, None where they are the target's."""
         self._to_draft = to_draft
 
-    @contextmanager
-    def open(self, contexts: Sequence[DraftContext]) -> Iterator[list[History | None]]:
-        yield [History(c.tokens, c.slots, self._to_draft) for c in contexts]
+    def open(self, contexts: Sequence[DraftContext]) -> AbstractContextManager[list[History | None]]:
+        return nullcontext([History(c.tokens, c.slots, self._to_draft) for c in contexts])
 
 
 class OwnHistories:
