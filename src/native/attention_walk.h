@@ -1,13 +1,14 @@
 // Tree attention: every query's keys in position order, in chunks that begin at multiples of KEY_CHUNK, so that its bits
 // depend on its own keys alone. Included inside a level's namespace.
 
-// Slots are scattered over the pool: rows of the next chunk are asked for while this one is worked on. Inlined by force:
-// GCC drops calls of functions that only fetch.
+// Slots are scattered over the pool: rows of the next chunk are asked for while this one is worked on, into the second
+// cache, which waits for more lines at a time than the first. Inlined by force: GCC drops calls of functions that only
+// fetch.
 INLINE void fetch(const AttentionArgs& a, int kv_head, int64_t slot) {
   const int64_t size = a.type == Type::f32 ? 4 : 2, at = (slot * a.kv_heads + kv_head) * a.head_dim * size;
   for (int64_t byte = 0; byte < a.head_dim * size; byte += 64) {
-    __builtin_prefetch(static_cast<const char*>(a.keys) + at + byte);
-    __builtin_prefetch(static_cast<const char*>(a.values) + at + byte);
+    __builtin_prefetch(static_cast<const char*>(a.keys) + at + byte, 0, 2);
+    __builtin_prefetch(static_cast<const char*>(a.values) + at + byte, 0, 2);
   }
 }
 
