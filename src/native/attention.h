@@ -9,21 +9,44 @@ struct Chunk {
   int kv_head;
   float* wide;    // [2, KEY_CHUNK, head_dim], for bf16
   float* states;  // [queries, head_dim + 2]: the largest score so far, the sum of weights, the weighted values
+  float* totals;  // likewise, of the blocks before
   const float* q[QUERY_BLOCK];
   int64_t slot[KEY_CHUNK];
   const float* k[KEY_CHUNK];
   const float* v[KEY_CHUNK];
 
+  int stride() const { return a.head_dim + 2; }
+
   void begin(int i, const float* x) {
     q[i] = x;
-    float* state = states + i * (a.head_dim + 2);
-    state[0] = -__builtin_inff();
-    for (int d = 1; d < a.head_dim + 2; ++d) state[d] = 0.0f;
+    totals[i * stride()] = -__builtin_inff();
   }
 
+  void restart(int i) {
+    float* state = states + i * stride();
+    state[0] = -__builtin_inff();
+    for (int d = 1; d < stride(); ++d) state[d] = 0.0f;
+  }
+
+  void fold(int i) {
+    const float* state = states + i * stride();
+    float* total = totals + i * stride();
+    if (state[0] == -__builtin_inff()) return;
+    const bool first = total[0] == -__builtin_inff();
+    const float now = first || state[0] > total[0] ? state[0] : total[0];
+    float keep[W], scale[W];
+    store(keep, exp(splat(total[0] - now)));
+    store(scale, exp(splat(state[0] - now)));
+    total[0] = now;
+    for (int d = 1; d < stride(); ++d) total[d] = first ? state[d] : total[d] * keep[0] + state[d] * scale[0];
+  }
+
+  void save(int i, float* part) const { __builtin_memcpy(part, states + i * stride(), 4 * stride()); }
+  void resume(int i, const float* part) { __builtin_memcpy(states + i * stride(), part, 4 * stride()); }
+
   void finish(int i, float* out) const {
-    const float* state = states + i * (a.head_dim + 2);
-    for (int d = 0; d < a.head_dim; ++d) out[d] = state[2 + d] / state[1];
+    const float* total = totals + i * stride();
+    for (int d = 0; d < a.head_dim; ++d) out[d] = total[2 + d] / total[1];
   }
 
   void clear() {
@@ -138,7 +161,19 @@ void Chunk::attend(int i, int queries, int first, int last) const {
   }
 }
 
-void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, float* scratch) {
-  Chunk chunk{a, kv_head, scratch, scratch + 2 * KEY_CHUNK * a.head_dim, {}, {}, {}, {}};
-  walk(a, span, kv_head, begin, end, chunk);
+INLINE Chunk chunk_in(const AttentionArgs& a, int kv_head, float* scratch) {
+  float* states = scratch + 2 * KEY_CHUNK * a.head_dim;
+  return Chunk{a, kv_head, scratch, states, states + QUERY_BLOCK * (a.head_dim + 2), {}, {}, {}, {}};
+}
+
+void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, int block, float* parts,
+               float* scratch) {
+  Chunk chunk = chunk_in(a, kv_head, scratch);
+  walk(a, span, kv_head, begin, end, block, parts, chunk);
+}
+
+void join(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, int blocks, const float* parts,
+          float* scratch) {
+  Chunk chunk = chunk_in(a, kv_head, scratch);
+  join_parts(a, span, kv_head, begin, end, blocks, parts, chunk);
 }

@@ -63,7 +63,8 @@ struct PairedChunk {
   uint32_t* values;  // [PAIRS, head_dim], of two keys each
   uint32_t* q;       // [queries, head_dim / 2], two dimensions each
   float* states;     // [queries, W + head_dim]: each lane's sum of weights, the weighted values
-  float top[QUERY_BLOCK];  // the largest score so far
+  float* totals;     // likewise, of the blocks before
+  float top[QUERY_BLOCK], total_top[QUERY_BLOCK];  // the largest scores so far
   int64_t slot[KEY_CHUNK];
   bool filled[2];    // halves of the lanes; what lies there before may be no numbers
 
@@ -72,14 +73,39 @@ struct PairedChunk {
   void begin(int i, const float* x) {
     uint16_t* to = reinterpret_cast<uint16_t*>(q + i * a.head_dim / 2);
     for (int d = 0; d < a.head_dim; d += W) store_halves(to + d, round_to_bf16(load(x + d)));
+    total_top[i] = -__builtin_inff();
+  }
+
+  void restart(int i) {
     top[i] = -__builtin_inff();
     for (int d = 0; d < stride(); d += W) store(states + i * stride() + d, splat(0.0f));
   }
 
+  void fold(int i) {
+    const float *state = states + i * stride(), old = total_top[i];
+    float* total = totals + i * stride();
+    if (top[i] == -__builtin_inff()) return;
+    const bool first = old == -__builtin_inff();
+    const float now = total_top[i] = first || top[i] > old ? top[i] : old;
+    const F keep = weigh(splat(old - now)), scale = weigh(splat(top[i] - now));
+    for (int d = 0; d < stride(); d += W)
+      store(total + d, first ? load(state + d) : load(total + d) * keep + load(state + d) * scale);
+  }
+
+  void save(int i, float* part) const {
+    part[0] = top[i];
+    __builtin_memcpy(part + W, states + i * stride(), 4 * stride());
+  }
+
+  void resume(int i, const float* part) {
+    top[i] = part[0];
+    __builtin_memcpy(states + i * stride(), part + W, 4 * stride());
+  }
+
   void finish(int i, float* out) const {
-    const float* state = states + i * stride();
-    const F total = splat(sum_lanes(load(state)));
-    for (int d = 0; d < a.head_dim; d += W) store(out + d, load(state + W + d) / total);
+    const float* total = totals + i * stride();
+    const F weights = splat(sum_lanes(load(total)));
+    for (int d = 0; d < a.head_dim; d += W) store(out + d, load(total + W + d) / weights);
   }
 
   void clear() {
@@ -212,12 +238,26 @@ void PairedChunk::attend(int i, int queries, int first, int last) {
   if (queries == 1) attend_pairs<1>(*this, i, first, last);
 }
 
-void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, float* scratch) {
-  if (a.type != Type::bf16 || a.head_dim % (2 * W))
-    return avx2_kernels().attention(a, span, kv_head, begin, end, scratch);
+INLINE bool takes_pairs(const AttentionArgs& a) { return a.type == Type::bf16 && a.head_dim % (2 * W) == 0; }
+
+INLINE PairedChunk paired_chunk_in(const AttentionArgs& a, int kv_head, float* scratch) {
   const int half = PAIRS * a.head_dim;
   uint32_t* words = reinterpret_cast<uint32_t*>(scratch);
-  PairedChunk chunk{a, kv_head, words, words + half, words + 2 * half, scratch + 2 * half + QUERY_BLOCK / 2 * a.head_dim,
-                    {}, {}, {}};
-  walk(a, span, kv_head, begin, end, chunk);
+  float* states = scratch + 2 * half + QUERY_BLOCK / 2 * a.head_dim;
+  return PairedChunk{a, kv_head, words, words + half, words + 2 * half, states, states + QUERY_BLOCK * (W + a.head_dim),
+                     {}, {}, {}, {}};
+}
+
+void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, int block, float* parts,
+               float* scratch) {
+  if (!takes_pairs(a)) return avx2_kernels().attention(a, span, kv_head, begin, end, block, parts, scratch);
+  PairedChunk chunk = paired_chunk_in(a, kv_head, scratch);
+  walk(a, span, kv_head, begin, end, block, parts, chunk);
+}
+
+void join(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, int blocks, const float* parts,
+          float* scratch) {
+  if (!takes_pairs(a)) return avx2_kernels().join(a, span, kv_head, begin, end, blocks, parts, scratch);
+  PairedChunk chunk = paired_chunk_in(a, kv_head, scratch);
+  join_parts(a, span, kv_head, begin, end, blocks, parts, chunk);
 }

@@ -2,140 +2,21 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
 namespace specinfer {
 
 enum Op {
-  INPUT_NORM, QKV, QUANTIZE_FOR_V, V, STORE_KV, ATTEND, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN,
+  INPUT_NORM, QKV, QUANTIZE_FOR_V, V, STORE_KV, ATTEND, JOIN, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN,
   CAPTURE, PER_LAYER
 };
 enum { BEGIN = PER_LAYER, FEATURES, FINAL_NORM, HEAD, END };
 
 constexpr int BEFORE_LAYERS = 2, AFTER_LAYERS = 3;  // phases
 constexpr float FEATURES_EPS = 1e-6f;
-constexpr int64_t LEAST_QUERIES = 4;  // of a part, on average
 constexpr int64_t CHUNK_BYTES = 1 << 19;
 constexpr int64_t FETCHED_BYTES = 1 << 18;  // of K/V by a thread: a part of its cache
 
 static int64_t row_bytes(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
-
-static void check(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
-
-void Forward::plan_span(int64_t first, int64_t length, const int64_t* context, int64_t context_len) {
-  const int64_t* parents = b_.parents + first;
-  const int64_t last = context_len ? context[context_len - 1] : features_.null_slot;
-  for (int64_t i = 0; i < length; ++i) {
-    const int64_t parent = parents[i], row = first + i;
-    check(parent >= -1 && parent < i, "a parent must come before its child");
-    depth_[row] = parent < 0 ? 0 : depth_[first + parent] + 1;
-    positions_[row] = context_len + depth_[row];
-    check(positions_[row] < tables_.count, "a position lies beyond the tables");
-    if (w_.shape.features) {
-      // A token that the target has not read has no row of its own to be read yet: its child reads what it reads.
-      const int64_t above = parent < 0 ? 0 : b_.slots[first + parent];
-      before_[row] = parent < 0 ? last : above < features_.own_slot ? above : before_[first + parent];
-    }
-    path_offset_[row] = int32_t(path_.size());
-    // On the chain from the top, a token's path is 0 .. i; elsewhere the chain's part and then a list.
-    if (parent == i - 1 && (i == 0 || trunk_[row - 1] == i)) {
-      trunk_[row] = int32_t(i + 1);
-      continue;
-    }
-    int64_t top = i;
-    while (top >= 0 && trunk_[first + top] != top + 1) top = parents[top];
-    trunk_[row] = top < 0 ? 0 : int32_t(top + 1);
-    path_.resize(path_.size() + depth_[row] + 1 - trunk_[row]);
-    int64_t at = i;
-    for (size_t k = path_.size(); k > size_t(path_offset_[row]); --k, at = parents[at]) path_[k - 1] = int32_t(at);
-  }
-}
-
-void Forward::plan(const Batch& batch, int threads) {
-  b_ = batch;
-  threads_ = threads;
-  const Shape& s = w_.shape;
-  const int panel = w_.kernels.panel;
-  const int64_t n = b_.num_rows;
-  check(!reads_features() || (features_.target && b_.token_ids), "a draft that reads features needs its target, and tokens");
-  check(b_.first_layer >= 0 && b_.first_layer <= b_.last_layer && b_.last_layer <= s.layers, "no such layers");
-  depth_.assign(n, 0);
-  trunk_.assign(n, 0);
-  path_offset_.assign(n, 0);
-  positions_.assign(n, 0);
-  before_.assign(n, 0);
-  path_.clear();
-  int64_t row = 0, context = 0;
-  spans_.clear();
-  for (int64_t i = 0; i < b_.num_spans; ++i) {
-    const int64_t length = b_.span_lens[i], context_len = b_.context_lens[i];
-    check(length >= 0 && context_len >= 0 && row + length <= n && context + context_len <= b_.num_context_slots,
-          "spans and rows disagree");
-    plan_span(row, length, b_.context_slots + context, context_len);
-    spans_.push_back({b_.context_slots + context, context_len, b_.slots + row, nullptr, nullptr, nullptr, nullptr,
-                      int(row)});
-    row += length;
-    context += context_len;
-  }
-  check(row == n && context == b_.num_context_slots, "spans and rows disagree");
-  for (SpanView& span : spans_) {
-    span.depth = depth_.data() + span.first_row;
-    span.trunk = trunk_.data() + span.first_row;
-    span.path_offset = path_offset_.data() + span.first_row;
-    span.path = path_.data();
-  }
-  const int vocab = (reads_features() ? *features_.target : w_).shape.vocab;
-  for (int64_t i = 0; i < n; ++i) {
-    check(b_.slots[i] >= 0 && b_.slots[i] < kv_.slots, "a slot lies outside the pool");
-    check(!b_.token_ids || (b_.token_ids[i] >= 0 && b_.token_ids[i] < vocab), "a token id lies outside the vocabulary");
-  }
-  for (int64_t i = 0; i < context; ++i)
-    check(b_.context_slots[i] >= 0 && b_.context_slots[i] < kv_.slots, "a slot lies outside the pool");
-  for (int64_t i = 0; i < b_.num_logits; ++i)
-    check(b_.logits_rows[i] >= 0 && b_.logits_rows[i] < n, "a logits row lies outside the batch");
-
-  row_chunk_ = std::clamp<int64_t>((n + threads - 1) / threads, 2, 8);
-  hidden_stride_ = s.padded_hidden(panel);
-  auto grow = [](std::vector<float>& v, int64_t size) {
-    if (int64_t(v.size()) < size) v.resize(size);
-  };
-  const Layer* layer = w_.layers.data();
-  qkv_stride_ = round_up(int64_t(s.heads + 2 * s.kv_heads) * s.head_dim, panel);
-  inner_stride_ = s.layers ? int64_t(layer->inner.panels) / (s.inner == Store::gated ? 2 : 1) * panel : 0;
-  grow(hidden_, n * hidden_stride_);
-  if (reads_features()) {
-    read_stride_ = round_up(2 * s.hidden, panel);
-    grow(read_, n * read_stride_);
-    ones_.assign(hidden_stride_, 1.0f);
-  }
-  grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
-  grow(qkv_rows_, n * qkv_stride_);
-  grow(attended_, n * s.heads * s.head_dim);
-  grow(inner_, n * inner_stride_);
-  scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
-  grow(scratch_, scratch_size_ * threads);
-  int64_t quantized = std::max(row_bytes(w_.head) * b_.num_logits, reads_features() ? row_bytes(w_.features) * n : 0);
-  for (const Layer& l : w_.layers)
-    for (const Linear* linear : {&l.qkv, &l.v, &l.out, &l.inner, &l.down})
-      quantized = std::max(quantized, row_bytes(*linear) * n);
-  if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
-
-  // Each head's queries in as few parts as give the threads equal work, since each part loads the keys anew.
-  const int64_t heads = int64_t(spans_.size()) * s.kv_heads, group = s.heads / s.kv_heads;
-  int64_t parts = 1;
-  while (heads * parts % threads && heads * parts < 4 * threads && LEAST_QUERIES * heads * parts < n * s.heads) ++parts;
-  units_.clear();
-  for (size_t i = 0; i < spans_.size(); ++i) {
-    const int64_t count = b_.span_lens[i] * group;
-    const int block = int(std::clamp<int64_t>((count + parts - 1) / parts, 1, QUERY_BLOCK));
-    for (int h = 0; h < s.kv_heads; ++h)
-      for (int begin = 0; begin < count; begin += block)
-        units_.push_back({int(i), h, begin, std::min(int(count), begin + block)});
-  }
-}
 
 void Forward::run(const Batch& batch, Pool& pool) {
   plan(batch, pool.threads());
@@ -204,10 +85,12 @@ __attribute__((always_inline)) inline void Forward::fetch_keys(int layer, int ch
   const int64_t most = FETCHED_BYTES / (2 * row * (last - first));
   for (int64_t i = first; i < last; ++i) {
     const Unit& u = units_[i];
-    if (i > first && units_[i - 1].span == u.span && units_[i - 1].kv_head == u.kv_head) continue;
+    if (i > first && units_[i - 1].span == u.span && units_[i - 1].kv_head == u.kv_head && units_[i - 1].block == u.block) continue;
     const SpanView& span = spans_[u.span];
-    const int64_t oldest = std::max<int64_t>(0, span.context_len - w_.shape.windows[layer]);
-    const int64_t count = std::min(most, span.context_len - oldest);
+    const bool whole = u.parts < 0;
+    const int64_t oldest = std::max({int64_t(0), span.context_len - w_.shape.windows[layer], int64_t(u.block) * KEY_BLOCK});
+    const int64_t newest = whole ? span.context_len : std::min(span.context_len, (int64_t(u.block) + 1) * KEY_BLOCK);
+    const int64_t count = std::clamp<int64_t>(newest - oldest, 0, most);
     const int64_t from = count * (chunk - begin) / (end - begin), to = count * (chunk + 1 - begin) / (end - begin);
     for (int64_t k = oldest + from; k < oldest + to; ++k) {
       const int64_t at = (span.context[k] * w_.shape.kv_heads + u.kv_head) * row;
@@ -309,6 +192,7 @@ int Forward::chunks(int phase) {
     return (args.linear->panels + per_chunk - 1) / per_chunk;
   }
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
+  if (op == JOIN) return int(joined_.size());
   if (op == QUANTIZE_FOR_V && !converts_rows(w_.layers[layer].v.type)) return 0;
   if (op == QUANTIZE_ATTENDED && !converts_rows(w_.layers[layer].out.type)) return 0;
   if (op == QUANTIZE_INNER && !converts_rows(w_.layers[layer].down.type)) return 0;
@@ -328,15 +212,22 @@ void Forward::run(int phase, int chunk, int worker) {
     if (op == QKV) fetch_keys(layer, chunk, chunks, worker);
     if (chunk + 1 == chunks * (worker + 1) / threads_) args.next = next_weights(op, layer, worker);
     w_.kernels.gemm(args, begin, std::min(args.linear->panels, begin + per_chunk));
-  } else if (op == ATTEND) {
+  } else if (op == ATTEND || op == JOIN) {
     const Shape& s = w_.shape;
     const AttentionArgs args{kv_.type, kv_.keys[layer], kv_.values[layer], s.heads, s.kv_heads, s.head_dim,
                              s.windows[layer], 1.0f / __builtin_sqrtf(float(s.head_dim)), qkv_rows_.data(), qkv_stride_,
                              attended_.data(), s.heads * s.head_dim};
+    float* scratch = scratch_.data() + worker * scratch_size_;
+    if (op == JOIN) {
+      const Unit& u = joined_[chunk];
+      w_.kernels.join(args, spans_[u.span], u.kv_head, u.begin, u.end, u.block, parts_.data() + u.parts, scratch);
+      return;
+    }
     const int stride = std::min<int>(int(units_.size()), 60000);
     for (size_t i = chunk; i < units_.size(); i += stride) {
       const Unit& u = units_[i];
-      w_.kernels.attention(args, spans_[u.span], u.kv_head, u.begin, u.end, scratch_.data() + worker * scratch_size_);
+      float* parts = u.parts < 0 ? nullptr : parts_.data() + u.parts;
+      w_.kernels.attention(args, spans_[u.span], u.kv_head, u.begin, u.end, u.block, parts, scratch);
     }
   } else {
     const int64_t rows = op == FINAL_NORM ? b_.num_logits : b_.num_rows, begin = chunk * row_chunk_;

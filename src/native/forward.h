@@ -64,8 +64,10 @@ class Forward : public Job {
   void run(int phase, int chunk, int worker) override;
 
  private:
+  // Queries of a head, over all keys or one block of them, whose parts go to a place in parts_.
   struct Unit {
-    int span, kv_head, begin, end;
+    int span, kv_head, begin, end, block = 0;
+    int64_t parts = -1;
   };
 
   int op_at(int phase) const;
@@ -73,6 +75,7 @@ class Forward : public Job {
   bool reads_features() const;
   bool keeps_rows(int layer) const;
   void plan(const Batch& batch, int threads);
+  void plan_attention();
   void plan_span(int64_t first_row, int64_t length, const int64_t* context, int64_t context_len);
   void run_rows(int op, int layer, int64_t begin, int64_t end);
   GemmArgs gemm(int op, int layer);
@@ -98,7 +101,8 @@ class Forward : public Job {
   std::vector<int64_t> positions_, before_;  // before_: the slot of the row that a token reads
   std::vector<int32_t> depth_, trunk_, path_offset_, path_;
   std::vector<SpanView> spans_;
-  std::vector<Unit> units_;
+  std::vector<Unit> units_, joined_;  // joined_: of what the parts become, block says how many
+  std::vector<float> parts_;
 };
 
 }  // namespace specinfer

@@ -65,11 +65,14 @@ struct AttentionArgs {
   int64_t out_stride;
 };
 
-constexpr int KEY_CHUNK = 32;  // keys per chunk, at fixed absolute positions
+constexpr int KEY_CHUNK = 32;   // keys per chunk, at fixed absolute positions
+constexpr int KEY_BLOCK = 256;  // likewise: a query's sums over a block, made by any thread, are added up in order
 constexpr int QUERY_BLOCK = 48;
 
-static inline int64_t attention_scratch(int head_dim) {  // floats
-  return 2LL * KEY_CHUNK * head_dim + int64_t(QUERY_BLOCK) * (head_dim + 16);
+// Floats.
+static inline int64_t attention_part(int head_dim) { return head_dim + 32; }
+static inline int64_t attention_scratch(int head_dim) {
+  return 2LL * KEY_CHUNK * head_dim + int64_t(QUERY_BLOCK) * 2 * (head_dim + 16);
 }
 
 struct Kernels {
@@ -77,8 +80,13 @@ struct Kernels {
   int panel;
   void (*gemm)(const GemmArgs&, int panel_begin, int panel_end);
   void (*quantize)(const float* x, int inputs, Type type, void* out);
-  // Queries [begin, end) of one K/V head: query i is node i / group, head i % group of the group.
-  void (*attention)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, float* scratch);
+  // Queries [begin, end) of one K/V head: query i is node i / group, head i % group of the group. Over all keys, or, where
+  // there are `parts`, over those of one block: a query's sums to its part of [end - begin, attention_part].
+  void (*attention)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, int block, float* parts,
+                    float* scratch);
+  // The same over all keys from the parts of all blocks, [blocks, end - begin, attention_part].
+  void (*join)(const AttentionArgs&, const SpanView&, int kv_head, int begin, int end, int blocks, const float* parts,
+               float* scratch);
   void (*rms_norm)(const float* x, const float* weight, float* out, int n, int padded, float eps);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float* out, int n, int padded, float eps);
   // RMSNorm of each of `heads` neighbours, in place.

@@ -37,6 +37,7 @@ const Kernels& avx512_bf16_kernels() {
     k.gemm = avx512_bf16::gemm;
     k.quantize = avx512_bf16::to_row;
     k.attention = avx512_bf16::attention;
+    k.join = avx512_bf16::join;
     k.bf16 = Type::bf16_pairs;
     k.q8_0 = Type::q8_quads;
     k.q6_k = Type::q6_quads;

@@ -52,7 +52,7 @@ static void run(const Kernels& kernels, Type type, Type v_type, const Shape& s, 
   if (s.features) set("features", -1, s.hidden, 2 * s.hidden);
   weights.check_complete();
 
-  constexpr int64_t SLOTS = 60, CONTEXT = 37, NODES = 13;
+  constexpr int64_t SLOTS = 300, CONTEXT = 270, NODES = 13;
   const std::vector<float> cosine = uniform(SLOTS * s.head_dim), sine = uniform(SLOTS * s.head_dim);
   const std::vector<float> learned = uniform(SLOTS * s.hidden);
   const Positions rotary{cosine.data(), sine.data(), nullptr, SLOTS}, table{nullptr, nullptr, learned.data(), SLOTS};
@@ -117,12 +117,12 @@ int main() {
       for (bool tied : {false, true}) {
         const Type v_type = tied || type == Type::q8_0 ? type : unit_inputs(type) == 32 ? Type::q8_0 : Type::q6_k;
         if (unit_inputs(type) == 32)
-          run(*kernels, type, v_type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {60, 5}, tied});
+          run(*kernels, type, v_type, {64, 2, 4, 2, 16, 96, 45, 1e-5f, tied, tied ? 45 : 30, Store::gated, false, true, {300, 5}, tied});
         else
-          run(*kernels, type, v_type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {60}}, Type::bf16);
+          run(*kernels, type, v_type, {256, 1, 4, 2, 64, 256, 45, 1e-5f, tied, 45, Store::gated, false, true, {300}}, Type::bf16);
         if (is_quantized(type)) continue;
-        run(*kernels, type, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {60}, tied});
-        run(*kernels, type, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {60}});
+        run(*kernels, type, type, {23, 1, 3, 1, 24, 29, 7, 1e-5f, tied, 7, Store::gated, false, false, {300}, tied});
+        run(*kernels, type, type, {23, 1, 3, 3, 8, 29, 7, 1e-5f, tied, 7, tied ? Store::relu : Store::gelu, true, false, {300}});
       }
   std::puts("ok");
   std::fflush(stdout);

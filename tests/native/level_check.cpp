@@ -88,7 +88,7 @@ static void run(const Kernels& kernels, Type type, int outputs, int inputs, Stor
 
 // A tree below a context whose slots are scattered, and one K/V head for every two heads.
 struct Attention {
-  static constexpr int SLOTS = 120, NODES = 23;
+  static constexpr int SLOTS = 420, NODES = 23;
   Type type;
   int dim, heads = 4, kv_heads = 2;
   int64_t window;
@@ -98,7 +98,7 @@ struct Attention {
   std::vector<float> q;
 
   Attention(Type t, int d, int64_t w) : type(t), dim(d), window(w), q(uniform(NODES * heads * d)) {
-    for (int i = 0; i < SLOTS; ++i) order.push_back(i * 7 % SLOTS);
+    for (int i = 0; i < SLOTS; ++i) order.push_back(i * 11 % SLOTS);
     for (int i = 0; i < NODES; ++i) parents.push_back(i < 6 ? i - 1 : int(rng() % i));  // a chain, then a bush
     for (std::vector<char>* rows : {&keys, &values}) {
       const std::vector<float> x = uniform(SLOTS * kv_heads * dim);
@@ -107,8 +107,8 @@ struct Attention {
     }
   }
 
-  // Of `nodes`, each of which is preceded by its parent.
-  std::vector<float> operator()(const Kernels& kernels, int64_t context, const std::vector<int>& nodes) const {
+  // Of `nodes`, each of which is preceded by its parent; by blocks of keys, too, the last first: the same bits.
+  std::vector<float> operator()(const Kernels& kernels, int64_t context, const std::vector<int>& nodes, bool by_blocks) const {
     std::vector<int64_t> slots;
     std::vector<int32_t> depth, trunk, offset, path;
     std::vector<float> rows, out(nodes.size() * heads * dim), scratch(attention_scratch(dim) + 16);
@@ -132,7 +132,23 @@ struct Attention {
     const int group = heads / kv_heads, queries = int(nodes.size()) * group;
     for (int h = 0; h < kv_heads; ++h)
       for (int begin = 0; begin < queries; begin += 10)
-        kernels.attention(args, span, h, begin, std::min(queries, begin + 10), scratch.data());
+        kernels.attention(args, span, h, begin, std::min(queries, begin + 10), 0, nullptr, scratch.data());
+    if (!by_blocks) return out;
+    const std::vector<float> whole = out;
+    const int blocks = int((context + int64_t(nodes.size()) - 1) / KEY_BLOCK) + 1;
+    for (int h = 0; h < kv_heads; ++h)
+      for (int begin = 0; begin < queries; begin += QUERY_BLOCK) {
+        const int end = std::min(queries, begin + QUERY_BLOCK);
+        const int64_t size = (end - begin) * attention_part(dim);
+        std::vector<float> parts(blocks * size);
+        for (int b = blocks - 1; b >= 0; --b)
+          kernels.attention(args, span, h, begin, end, b, parts.data() + b * size, scratch.data());
+        kernels.join(args, span, h, begin, end, blocks, parts.data(), scratch.data());
+      }
+    if (std::memcmp(whole.data(), out.data(), 4 * out.size())) {
+      std::printf("attention of %s by blocks, head_dim %d, context %d\n", kernels.name, dim, int(context));
+      std::exit(1);
+    }
     return out;
   }
 
@@ -156,17 +172,17 @@ static void attend(const Kernels& kernels, Type type, int dim, int64_t window) {
   const Attention attention(type, dim, window);
   std::vector<int> all;
   for (int i = 0; i < Attention::NODES; ++i) all.push_back(i);
-  for (int64_t context : {0, 1, 31, 32, 61, 90}) {
-    const std::vector<float> together = attention(kernels, context, all);
+  for (int64_t context : {0, 1, 31, 32, 61, 255, 380}) {
+    const std::vector<float> together = attention(kernels, context, all, true);
     const int64_t row = attention.heads * dim;
     for (int node : all) {
       std::vector<int> path;
       for (int at = node; at >= 0; at = attention.parents[at]) path.insert(path.begin(), at);
-      const std::vector<float> alone = attention(kernels, context, path);
+      const std::vector<float> alone = attention(kernels, context, path, node % 8 == 0);
       bool ok = !std::memcmp(&together[node * row], &alone[alone.size() - row], 4 * row);
-      for (int head = 0; head < attention.heads; ++head)
-        for (int d : {0, dim - 1})
-          ok = ok && std::fabs(together[node * row + head * dim + d] - attention.exact(context, node, head, d)) < (type == Type::bf16 ? 1e-2 : 1e-5);
+      const int head = node % attention.heads;
+      for (int d : {0, dim - 1})
+        ok = ok && std::fabs(together[node * row + head * dim + d] - attention.exact(context, node, head, d)) < (type == Type::bf16 ? 1e-2 : 1e-5);
       if (ok) continue;
       std::printf("attention of %s, head_dim %d, context %d, node %d\n", kernels.name, dim, int(context), node);
       std::exit(1);

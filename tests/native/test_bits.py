@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"hidden_size": 48, "num_attention_heads": 3},
     "gpt2": {"n_embd": 48, "n_head": 6, "n_inner": 70},
 }
-CONTEXTS = (0, 1, 63, 64, 70, 129)
+CONTEXTS = (0, 1, 63, 64, 70, 250, 300)  # a block of keys is 256
 
 
 def random_tree(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -166,10 +166,10 @@ def test_chunks_and_threads(kind: str, level: str, tmp_path, write_model, runner
     path = write_model(
         tmp_path / "model", tokenizer=False, hidden_size=sizes[0], intermediate_size=sizes[1], head_dim=16
     )
-    prompt = np.random.default_rng(1).integers(0, 300, 230)
-    slots = np.arange(300)
+    prompt = np.random.default_rng(1).integers(0, 300, 330)
+    slots = np.arange(400)
     results = []
-    for chunk, threads in ((230, 2), (1, 1), (2, 2), (3, 1), (7, 3), (13, 64), (33, 1), (97, 2)):
+    for chunk, threads in ((330, 2), (1, 1), (2, 2), (3, 1), (7, 3), (13, 64), (33, 1), (97, 2)):
         if kind in ("float32", "bfloat16"):
             dtype = getattr(torch, kind)
             runner = runners.native(path, dtype, dtype, level, num_threads=threads)

@@ -79,7 +79,9 @@ def test_pool_has_no_races(tmp_path: Path) -> None:
 
 
 def test_a_forward_reads_nothing_outside(kernels: list[str], tmp_path: Path) -> None:
-    sources = dict.fromkeys(["forward_stress.cpp", "forward.cpp", "pool.cpp", "weights.cpp"], [])
+    sources = dict.fromkeys(
+        ["forward_stress.cpp", "forward.cpp", "forward_plan.cpp", "pool.cpp", "weights.cpp"], []
+    )
     assert check_output(tmp_path, kernels + build(tmp_path, OUTSIDE, sources), OUTSIDE) == "ok\n"
 
 

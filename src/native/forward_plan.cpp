@@ -1,0 +1,154 @@
+// What a forward knows before it begins: checked, and laid out for its phases.
+#include <algorithm>
+#include <stdexcept>
+
+#include "forward.h"
+
+namespace specinfer {
+
+constexpr int64_t MOST_PARTS = 1 << 24;  // floats
+
+static int64_t bytes_of(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
+
+static void check(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(what);
+}
+
+void Forward::plan_span(int64_t first, int64_t length, const int64_t* context, int64_t context_len) {
+  const int64_t* parents = b_.parents + first;
+  const int64_t last = context_len ? context[context_len - 1] : features_.null_slot;
+  for (int64_t i = 0; i < length; ++i) {
+    const int64_t parent = parents[i], row = first + i;
+    check(parent >= -1 && parent < i, "a parent must come before its child");
+    depth_[row] = parent < 0 ? 0 : depth_[first + parent] + 1;
+    positions_[row] = context_len + depth_[row];
+    check(positions_[row] < tables_.count, "a position lies beyond the tables");
+    if (w_.shape.features) {
+      // A token that the target has not read has no row of its own to be read yet: its child reads what it reads.
+      const int64_t above = parent < 0 ? 0 : b_.slots[first + parent];
+      before_[row] = parent < 0 ? last : above < features_.own_slot ? above : before_[first + parent];
+    }
+    path_offset_[row] = int32_t(path_.size());
+    // On the chain from the top, a token's path is 0 .. i; elsewhere the chain's part and then a list.
+    if (parent == i - 1 && (i == 0 || trunk_[row - 1] == i)) {
+      trunk_[row] = int32_t(i + 1);
+      continue;
+    }
+    int64_t top = i;
+    while (top >= 0 && trunk_[first + top] != top + 1) top = parents[top];
+    trunk_[row] = top < 0 ? 0 : int32_t(top + 1);
+    path_.resize(path_.size() + depth_[row] + 1 - trunk_[row]);
+    int64_t at = i;
+    for (size_t k = path_.size(); k > size_t(path_offset_[row]); --k, at = parents[at]) path_[k - 1] = int32_t(at);
+  }
+}
+
+void Forward::plan(const Batch& batch, int threads) {
+  b_ = batch;
+  threads_ = threads;
+  const Shape& s = w_.shape;
+  const int panel = w_.kernels.panel;
+  const int64_t n = b_.num_rows;
+  check(!reads_features() || (features_.target && b_.token_ids), "a draft that reads features needs its target, and tokens");
+  check(b_.first_layer >= 0 && b_.first_layer <= b_.last_layer && b_.last_layer <= s.layers, "no such layers");
+  depth_.assign(n, 0);
+  trunk_.assign(n, 0);
+  path_offset_.assign(n, 0);
+  positions_.assign(n, 0);
+  before_.assign(n, 0);
+  path_.clear();
+  int64_t row = 0, context = 0;
+  spans_.clear();
+  for (int64_t i = 0; i < b_.num_spans; ++i) {
+    const int64_t length = b_.span_lens[i], context_len = b_.context_lens[i];
+    check(length >= 0 && context_len >= 0 && row + length <= n && context + context_len <= b_.num_context_slots,
+          "spans and rows disagree");
+    plan_span(row, length, b_.context_slots + context, context_len);
+    spans_.push_back({b_.context_slots + context, context_len, b_.slots + row, nullptr, nullptr, nullptr, nullptr,
+                      int(row)});
+    row += length;
+    context += context_len;
+  }
+  check(row == n && context == b_.num_context_slots, "spans and rows disagree");
+  for (SpanView& span : spans_) {
+    span.depth = depth_.data() + span.first_row;
+    span.trunk = trunk_.data() + span.first_row;
+    span.path_offset = path_offset_.data() + span.first_row;
+    span.path = path_.data();
+  }
+  const int vocab = (reads_features() ? *features_.target : w_).shape.vocab;
+  for (int64_t i = 0; i < n; ++i) {
+    check(b_.slots[i] >= 0 && b_.slots[i] < kv_.slots, "a slot lies outside the pool");
+    check(!b_.token_ids || (b_.token_ids[i] >= 0 && b_.token_ids[i] < vocab), "a token id lies outside the vocabulary");
+  }
+  for (int64_t i = 0; i < context; ++i)
+    check(b_.context_slots[i] >= 0 && b_.context_slots[i] < kv_.slots, "a slot lies outside the pool");
+  for (int64_t i = 0; i < b_.num_logits; ++i)
+    check(b_.logits_rows[i] >= 0 && b_.logits_rows[i] < n, "a logits row lies outside the batch");
+
+  row_chunk_ = std::clamp<int64_t>((n + threads - 1) / threads, 2, 8);
+  hidden_stride_ = s.padded_hidden(panel);
+  auto grow = [](std::vector<float>& v, int64_t size) {
+    if (int64_t(v.size()) < size) v.resize(size);
+  };
+  const Layer* layer = w_.layers.data();
+  qkv_stride_ = round_up(int64_t(s.heads + 2 * s.kv_heads) * s.head_dim, panel);
+  inner_stride_ = s.layers ? int64_t(layer->inner.panels) / (s.inner == Store::gated ? 2 : 1) * panel : 0;
+  grow(hidden_, n * hidden_stride_);
+  if (reads_features()) {
+    read_stride_ = round_up(2 * s.hidden, panel);
+    grow(read_, n * read_stride_);
+    ones_.assign(hidden_stride_, 1.0f);
+  }
+  grow(normed_, std::max(n, b_.num_logits) * hidden_stride_);
+  grow(qkv_rows_, n * qkv_stride_);
+  grow(attended_, n * s.heads * s.head_dim);
+  grow(inner_, n * inner_stride_);
+  scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
+  grow(scratch_, scratch_size_ * threads);
+  int64_t quantized = std::max(bytes_of(w_.head) * b_.num_logits, reads_features() ? bytes_of(w_.features) * n : 0);
+  for (const Layer& l : w_.layers)
+    for (const Linear* linear : {&l.qkv, &l.v, &l.out, &l.inner, &l.down})
+      quantized = std::max(quantized, bytes_of(*linear) * n);
+  if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
+
+  plan_attention();
+}
+
+// All keys for as many of a head's queries as go together, since their keys are loaded once; where such units are too few
+// for the threads, a block of keys each, if what they leave is not too much.
+void Forward::plan_attention() {
+  const Shape& s = w_.shape;
+  const int64_t group = s.heads / s.kv_heads;
+  units_.clear();
+  joined_.clear();
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const int count = int(b_.span_lens[i] * group);
+    for (int h = 0; h < s.kv_heads; ++h)
+      for (int begin = 0; begin < count; begin += QUERY_BLOCK)
+        units_.push_back({int(i), h, begin, std::min(count, begin + QUERY_BLOCK)});
+  }
+  const auto blocks_of = [&](const Unit& u) {
+    return int((spans_[u.span].context_len + b_.span_lens[u.span] + KEY_BLOCK - 1) / KEY_BLOCK);
+  };
+  int64_t most = 0, size = 0;
+  for (const Unit& u : units_) most += int64_t(blocks_of(u)) * (u.end - u.begin) * attention_part(s.head_dim);
+  if (threads_ == 1 || int64_t(units_.size()) >= 4 * threads_ || most > MOST_PARTS) return;
+  std::vector<Unit> whole;
+  whole.swap(units_);
+  for (Unit u : whole) {
+    const int blocks = blocks_of(u);
+    if (blocks == 1) {
+      units_.push_back(u);
+      continue;
+    }
+    joined_.push_back({u.span, u.kv_head, u.begin, u.end, blocks, size});
+    for (u.block = 0; u.block < blocks; ++u.block, size += (u.end - u.begin) * attention_part(s.head_dim)) {
+      u.parts = size;
+      units_.push_back(u);
+    }
+  }
+  if (int64_t(parts_.size()) < size) parts_.resize(size);
+}
+
+}  // namespace specinfer
