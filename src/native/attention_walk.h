@@ -14,9 +14,11 @@ INLINE void fetch(const AttentionArgs& a, int kv_head, int64_t slot) {
 
 INLINE int within_chunk(int64_t key) { return key < 0 ? 0 : key > KEY_CHUNK ? KEY_CHUNK : int(key); }
 
-// Chunk: begin(i, q) starts query i; restart(i) its sums; clear() forgets the keys of the chunk before; set(slots) loads those
-// of its keys that are not -1; attend(i, n, first, last) shows keys first to last - 1 to n queries from the i-th on. fold(i)
-// adds the sums to those of the blocks before, save(i, part) and resume(i, part) keep and take them, finish(i, out) ends it.
+// Chunk: begin(i, q) starts query i; restart(i) its sums; clear() forgets the keys of the chunk before; set(slots) loads
+// those of its keys that are not -1; attend(i, n, first, last) shows keys first to last - 1 to n queries from the i-th on.
+// fold(i) adds the sums to those of the blocks before; save(i, part) and resume(i, part) keep and take them; finish(i, out)
+// ends it.
+
 // Shows the keys at positions oldest to keys - 1, the first of which begins a chunk.
 template <class Chunk>
 INLINE void show(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, int64_t oldest, int64_t keys,
@@ -61,6 +63,7 @@ INLINE void show(const AttentionArgs& a, const SpanView& span, int kv_head, int 
   }
 }
 
+// Where query i of a head begins, in rows of `stride`.
 INLINE int64_t place(const AttentionArgs& a, const SpanView& span, int kv_head, int i, int64_t stride) {
   const int group = a.heads / a.kv_heads;
   return (span.first_row + i / group) * stride + (kv_head * group + i % group) * a.head_dim;

@@ -85,7 +85,8 @@ __attribute__((always_inline)) inline void Forward::fetch_keys(int layer, int ch
   const int64_t most = FETCHED_BYTES / (2 * row * (last - first));
   for (int64_t i = first; i < last; ++i) {
     const Unit& u = units_[i];
-    if (i > first && units_[i - 1].span == u.span && units_[i - 1].kv_head == u.kv_head && units_[i - 1].block == u.block) continue;
+    const auto same_keys = [&](const Unit& v) { return v.span == u.span && v.kv_head == u.kv_head && v.block == u.block; };
+    if (i > first && same_keys(units_[i - 1])) continue;
     const SpanView& span = spans_[u.span];
     const bool whole = u.parts < 0;
     const int64_t oldest = std::max({int64_t(0), span.context_len - w_.shape.windows[layer], int64_t(u.block) * KEY_BLOCK});
@@ -192,7 +193,7 @@ int Forward::chunks(int phase) {
     return (args.linear->panels + per_chunk - 1) / per_chunk;
   }
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
-  if (op == JOIN) return int(joined_.size());
+  if (op == JOIN) return int(joints_.size());
   if (op == QUANTIZE_FOR_V && !converts_rows(w_.layers[layer].v.type)) return 0;
   if (op == QUANTIZE_ATTENDED && !converts_rows(w_.layers[layer].out.type)) return 0;
   if (op == QUANTIZE_INNER && !converts_rows(w_.layers[layer].down.type)) return 0;
@@ -219,8 +220,8 @@ void Forward::run(int phase, int chunk, int worker) {
                              attended_.data(), s.heads * s.head_dim};
     float* scratch = scratch_.data() + worker * scratch_size_;
     if (op == JOIN) {
-      const Unit& u = joined_[chunk];
-      w_.kernels.join(args, spans_[u.span], u.kv_head, u.begin, u.end, u.block, parts_.data() + u.parts, scratch);
+      const auto& [u, blocks] = joints_[chunk];
+      w_.kernels.join(args, spans_[u.span], u.kv_head, u.begin, u.end, blocks, parts_.data() + u.parts, scratch);
       return;
     }
     const int stride = std::min<int>(int(units_.size()), 60000);

@@ -64,10 +64,14 @@ class Forward : public Job {
   void run(int phase, int chunk, int worker) override;
 
  private:
-  // Queries of a head, over all keys or one block of them, whose parts go to a place in parts_.
+  // Queries of a head over all keys, or over one block of them: then what they leave goes to a place in parts_.
   struct Unit {
     int span, kv_head, begin, end, block = 0;
     int64_t parts = -1;
+  };
+  struct Joint {
+    Unit unit;  // its blocks' parts follow each other from unit.parts on
+    int blocks;
   };
 
   int op_at(int phase) const;
@@ -101,7 +105,8 @@ class Forward : public Job {
   std::vector<int64_t> positions_, before_;  // before_: the slot of the row that a token reads
   std::vector<int32_t> depth_, trunk_, path_offset_, path_;
   std::vector<SpanView> spans_;
-  std::vector<Unit> units_, joined_;  // joined_: of what the parts become, block says how many
+  std::vector<Unit> units_;
+  std::vector<Joint> joints_;
   std::vector<float> parts_;
 };
 

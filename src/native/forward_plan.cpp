@@ -121,7 +121,7 @@ void Forward::plan_attention() {
   const Shape& s = w_.shape;
   const int64_t group = s.heads / s.kv_heads;
   units_.clear();
-  joined_.clear();
+  joints_.clear();
   for (size_t i = 0; i < spans_.size(); ++i) {
     const int count = int(b_.span_lens[i] * group);
     for (int h = 0; h < s.kv_heads; ++h)
@@ -142,11 +142,10 @@ void Forward::plan_attention() {
       units_.push_back(u);
       continue;
     }
-    joined_.push_back({u.span, u.kv_head, u.begin, u.end, blocks, size});
-    for (u.block = 0; u.block < blocks; ++u.block, size += (u.end - u.begin) * attention_part(s.head_dim)) {
-      u.parts = size;
-      units_.push_back(u);
-    }
+    u.parts = size;
+    joints_.push_back({u, blocks});
+    for (; u.block < blocks; ++u.block, u.parts += (u.end - u.begin) * attention_part(s.head_dim)) units_.push_back(u);
+    size = u.parts;
   }
   if (int64_t(parts_.size()) < size) parts_.resize(size);
 }
