@@ -170,6 +170,17 @@ def test_costs_lie_between_those_that_were_seen() -> None:
     assert costs.at(2) < costs.at(3) < costs.at(9)
 
 
+def test_what_is_not_tried_follows_the_rest() -> None:
+    """Contexts grow and are short again, and meanwhile no tree is made."""
+    costs = Costs()
+    for _ in range(7):
+        costs.observe(4, 1.2)
+    for seconds in [1.0] * 20 + [2.0] * 40 + [1.0] * 40:
+        costs.observe(1, seconds)
+        assert costs.at(4) < 1.5 * costs.at(1)
+    assert costs.at(4) == pytest.approx(1.2, rel=0.15)
+
+
 @pytest.mark.parametrize("rows", [range(1, 2), range(1, 40), range(60, 3, -7)])
 def test_more_rows_never_cost_less(rows: range) -> None:
     costs = Costs()

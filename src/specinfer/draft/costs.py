@@ -7,6 +7,8 @@ from bisect import bisect_left, insort
 STEP = 0.04
 """How far one measurement moves an estimate: estimates settle at medians, which other work on the machine
 hardly moves."""
+SHARED = 0.75
+"""Of it, what moves the estimates for other numbers of rows, too."""
 NUM_FIRST = 7
 """So many measurements are kept, and their median is the estimate."""
 UNSEEN = 0.25
@@ -19,8 +21,8 @@ class Costs:
     """Seconds by number of rows: interpolated between the numbers that were seen, never falling.
 
     Where a machine or a context grows slower it does so for every number of rows: a measurement moves the
-    others by half as much as its own, so that the ones that are not tried any more stay comparable. Fewer
-    rows than were seen are taken to cost as much less, so that they are tried.
+    others nearly as much as its own, so that the ones that are not tried any more stay comparable. Fewer rows
+    than were seen are taken to cost as much less, so that they are tried.
     """
 
     def __init__(self) -> None:
@@ -44,8 +46,9 @@ class Costs:
             self._seconds[place] = self._first[place][(len(self._first[place]) - 1) // 2]
             return
         change = STEP if seconds > self._seconds[place] else -STEP
-        self._seconds = [s * (1 + change / 2) for s in self._seconds]
-        self._seconds[place] *= (1 + change) / (1 + change / 2)
+        shared = 1 + SHARED * change
+        self._seconds = [s * shared for s in self._seconds]
+        self._seconds[place] *= (1 + change) / shared
 
     def at(self, num_rows: int) -> float:
         """Seconds, 0 before anything was timed."""
