@@ -7,8 +7,11 @@
 constexpr int PAIRS = KEY_CHUNK / 2;
 
 INLINE F add_pairs_of(F sums, U a, U b) { return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b); }
-INLINE U load_words(const uint32_t* p) { return *reinterpret_cast<const U*>(p); }
-INLINE void store_words(uint32_t* p, U v) { *reinterpret_cast<U*>(p) = v; }
+INLINE U load_words(const void* p) { return (U)_mm512_loadu_si512(p); }
+INLINE void store_words(uint32_t* p, U v) { _mm512_storeu_si512(p, (__m512i)v); }
+// The larger of 32 bf16 without their signs, times 2: from ODD on infinite or no number.
+INLINE __m512i larger(__m512i doubled, __m512i x) { return _mm512_max_epu16(doubled, _mm512_slli_epi16(x, 1)); }
+constexpr uint16_t ODD = 0xff00;
 INLINE U splat_words(uint32_t x) { return U{REPEAT(x)}; }
 
 // Row i's lane j to row j's lane i.
@@ -55,7 +58,7 @@ INLINE float sum_lanes(F v) {
   return v[0] + v[1];
 }
 
-// The keys and values of one chunk. What no query of it sees is finite, and weighs 0.
+// The keys and values of one chunk. What a query does not see weighs 0, or is taken away where it is not finite.
 struct PairedChunk {
   const AttentionArgs& a;
   int kv_head;
@@ -67,6 +70,7 @@ struct PairedChunk {
   float top[QUERY_BLOCK], total_top[QUERY_BLOCK];  // the largest scores so far
   int64_t slot[KEY_CHUNK];
   bool filled[2];    // halves of the lanes; what lies there before may be no numbers
+  bool odd[2];       // whether values there are not finite
 
   int stride() const { return W + a.head_dim; }
 
@@ -122,7 +126,7 @@ struct PairedChunk {
       U x[W];
 #pragma GCC unroll 16
       for (int j = 0; j < W; ++j)
-        x[j] = slot[first + j] < 0 ? U{} : load_words(reinterpret_cast<const uint32_t*>(row(a.keys, first + j)) + d);
+        x[j] = slot[first + j] < 0 ? U{} : load_words(row(a.keys, first + j) + 2 * d);
       transpose(x);
 #pragma GCC unroll 16
       for (int j = 0; j < W; ++j) store_words(keys + (d + j) * KEY_CHUNK + first, x[j]);
@@ -130,14 +134,17 @@ struct PairedChunk {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    __m512i doubled{};
     for (int j = first; j < first + W; j += 2)
       for (int d = 0; d < a.head_dim; d += 2 * W) {
         const __m512i even = slot[j] < 0 ? __m512i{} : _mm512_loadu_si512(row(a.values, j) + d);
-        const __m512i odd = slot[j + 1] < 0 ? __m512i{} : _mm512_loadu_si512(row(a.values, j + 1) + d);
+        const __m512i odd_row = slot[j + 1] < 0 ? __m512i{} : _mm512_loadu_si512(row(a.values, j + 1) + d);
+        doubled = larger(larger(doubled, even), odd_row);
         uint32_t* to = values + j / 2 * a.head_dim + d;
-        store_words(to, (U)_mm512_permutex2var_epi16(even, low, odd));
-        store_words(to + W, (U)_mm512_permutex2var_epi16(even, high, odd));
+        store_words(to, (U)_mm512_permutex2var_epi16(even, low, odd_row));
+        store_words(to + W, (U)_mm512_permutex2var_epi16(even, high, odd_row));
       }
+    odd[first / W] = _mm512_cmpge_epu16_mask(doubled, _mm512_set1_epi16(int16_t(ODD))) != 0;
   }
 
   void set(const int64_t* slots) {
@@ -151,6 +158,13 @@ struct PairedChunk {
       if (changed) fill(half * W);
       filled[half] = true;
     }
+  }
+
+  // Zeroes the values that are not among first to last - 1, until they are filled again.
+  void hide(int first, int last) {
+    uint16_t* halves = reinterpret_cast<uint16_t*>(values);
+    for (int j = 0; j < KEY_CHUNK; ++j)
+      for (int d = 0; (j < first || j >= last) && d < a.head_dim; ++d) halves[(j / 2 * a.head_dim + d) * 2 + j % 2] = 0;
   }
 
   void attend(int i, int queries, int first, int last);
@@ -181,7 +195,7 @@ static void attend_pairs(PairedChunk& c, int i, int first, int last) {
   const __mmask16 seen_low = __mmask16(seen), seen_high = __mmask16(seen >> W);
   const F scale = splat(c.a.scale), none = splat(-__builtin_inff());
   const U ones = splat_words(0x3f803f80);
-  alignas(64) uint16_t weight[N][KEY_CHUNK];
+  alignas(64) uint32_t weight[N][PAIRS];
   float keep[N];
 #pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
@@ -195,13 +209,14 @@ static void attend_pairs(PairedChunk& c, int i, int first, int last) {
     keep[n] = old - top[n];
     const F now = splat(top[n]);
     for (int half = 0; half < 2; ++half)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(weight[n] + half * W), (__m256i)_mm512_cvtneps_pbh(weigh(even[n][half] - now)));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(weight[n] + half * W / 2),
+                         (__m256i)_mm512_cvtneps_pbh(weigh(even[n][half] - now)));
   }
 #pragma GCC unroll 4
   for (int n = 0; n < N; ++n) {
     keep[n] = weigh(splat(keep[n]))[0];
     float* sums = state + n * stride;
-    store(sums, add_pairs_of(load(sums) * splat(keep[n]), load_words(reinterpret_cast<uint32_t*>(weight[n])), ones));
+    store(sums, add_pairs_of(load(sums) * splat(keep[n]), load_words(weight[n]), ones));
   }
   const auto add_values = [&](auto width, int d) {
     constexpr int V = width;
@@ -216,7 +231,7 @@ static void attend_pairs(PairedChunk& c, int i, int first, int last) {
       for (int v = 0; v < V; ++v) values[v] = load_words(c.values + j * dim + d + v * W);
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
-        const U x = splat_words(reinterpret_cast<const uint32_t*>(weight[n])[j]);
+        const U x = splat_words(weight[n][j]);
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) y[n][v] = add_pairs_of(y[n][v], x, values[v]);
       }
@@ -232,10 +247,13 @@ static void attend_pairs(PairedChunk& c, int i, int first, int last) {
 }
 
 void PairedChunk::attend(int i, int queries, int first, int last) {
+  const bool hides = (odd[0] || odd[1]) && (first > 0 || last < KEY_CHUNK);
+  if (hides) hide(first, last);
   for (; queries >= 4; queries -= 4, i += 4) attend_pairs<4>(*this, i, first, last);
   if (queries == 3) attend_pairs<3>(*this, i, first, last);
   if (queries == 2) attend_pairs<2>(*this, i, first, last);
   if (queries == 1) attend_pairs<1>(*this, i, first, last);
+  if (hides) filled[0] = filled[1] = false;
 }
 
 INLINE bool takes_pairs(const AttentionArgs& a) { return a.type == Type::bf16 && a.head_dim % (2 * W) == 0; }
@@ -245,7 +263,7 @@ INLINE PairedChunk paired_chunk_in(const AttentionArgs& a, int kv_head, float* s
   uint32_t* words = reinterpret_cast<uint32_t*>(scratch);
   float* states = scratch + 2 * half + QUERY_BLOCK / 2 * a.head_dim;
   return PairedChunk{a, kv_head, words, words + half, words + 2 * half, states, states + QUERY_BLOCK * (W + a.head_dim),
-                     {}, {}, {}, {}};
+                     {}, {}, {}, {}, {}};
 }
 
 void attention(const AttentionArgs& a, const SpanView& span, int kv_head, int begin, int end, int block, float* parts,

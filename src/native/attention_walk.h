@@ -45,17 +45,18 @@ INLINE void show(const AttentionArgs& a, const SpanView& span, int kv_head, int 
       if (first >= last) continue;
       // Keys that the nodes below will see come along.
       int64_t own[KEY_CHUNK];
-      const int64_t* slots = span.context + start;
-      if (first > 0 || next > span.context_len) {
+      const int64_t* slots = own;
+      if (first == 0 && next <= span.context_len) {
+        slots = span.context + start;
+      } else {
         for (int j = 0; j < KEY_CHUNK; ++j) {
           const int64_t d = start + j - span.context_len, below = d - span.trunk[node];
           own[j] = -1;
           if (j >= first && j < last)
-            own[j] = d < 0 ? slots[j] : below < 0 ? span.slots[d] : span.slots[span.path[span.path_offset[node] + below]];
+            own[j] = d < 0 ? span.context[start + j] : below < 0 ? span.slots[d] : span.slots[span.path[span.path_offset[node] + below]];
           else if (j >= last && d >= 0 && d < chain)
             own[j] = span.slots[d];
         }
-        slots = own;
       }
       chunk.set(slots);
       chunk.attend(i - begin, to - i, first, last);

@@ -7,16 +7,13 @@ namespace specinfer {
 
 enum Op {
   INPUT_NORM, QKV, QUANTIZE_FOR_V, V, STORE_KV, ATTEND, JOIN, QUANTIZE_ATTENDED, OUT, POST_NORM, INNER, QUANTIZE_INNER, DOWN,
-  CAPTURE, PER_LAYER
+  CAPTURE, PER_LAYER, BEGIN = PER_LAYER, FEATURES, FINAL_NORM, HEAD, END
 };
-enum { BEGIN = PER_LAYER, FEATURES, FINAL_NORM, HEAD, END };
 
 constexpr int BEFORE_LAYERS = 2, AFTER_LAYERS = 3;  // phases
 constexpr float FEATURES_EPS = 1e-6f;
 constexpr int64_t CHUNK_BYTES = 1 << 19;
 constexpr int64_t FETCHED_BYTES = 1 << 18;  // of K/V by a thread: a part of its cache
-
-static int64_t row_bytes(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
 
 void Forward::run(const Batch& batch, Pool& pool) {
   plan(batch, pool.threads());
@@ -61,6 +58,11 @@ int Forward::panels_per_chunk(const GemmArgs& args) const {
   return int((std::max(least, std::min(share, cap)) + pair - 1) / pair * pair);
 }
 
+int Forward::num_chunks(const GemmArgs& args) const {
+  const int per_chunk = panels_per_chunk(args);
+  return (args.linear->panels + per_chunk - 1) / per_chunk;
+}
+
 // Where this worker's share of the linear layer after `op` begins.
 const char* Forward::next_weights(int op, int layer, int worker) {
   if (op == HEAD || op == FEATURES || (op == DOWN && layer + 1 == b_.last_layer && !b_.num_logits)) return nullptr;
@@ -68,8 +70,8 @@ const char* Forward::next_weights(int op, int layer, int worker) {
   const bool last = op == DOWN && layer + 1 == b_.last_layer;
   const int next = op == QKV || op == V ? OUT : op == OUT ? INNER : op == INNER ? DOWN : last ? HEAD : QKV;
   const GemmArgs args = gemm(next, op == DOWN ? layer + 1 : layer);
-  const int per_chunk = panels_per_chunk(args), chunks = (args.linear->panels + per_chunk - 1) / per_chunk;
-  const int64_t panel = int64_t(chunks * worker / threads_) * per_chunk;
+  const int per_chunk = panels_per_chunk(args);
+  const int64_t panel = Pool::share(num_chunks(args), worker, threads_) * per_chunk;
   return args.linear->data + panel * panel_bytes(args.linear->type, args.linear->inputs, w_.kernels.panel);
 }
 
@@ -77,7 +79,7 @@ const char* Forward::next_weights(int op, int layer, int worker) {
 // come at memory's latency there, but beside the streams of weights here. Each chunk of its share asks for a part.
 // Inlined by force: GCC drops calls of functions that only fetch.
 __attribute__((always_inline)) inline void Forward::fetch_keys(int layer, int chunk, int chunks, int worker) const {
-  const auto share = [&](int64_t n, int64_t which) { return n * which / threads_; };
+  const auto share = [&](int64_t n, int which) { return Pool::share(n, which, threads_); };
   const int64_t begin = share(chunks, worker), end = share(chunks, worker + 1), num_units = int64_t(units_.size());
   const int64_t first = share(num_units, worker), last = share(num_units, worker + 1);
   if (chunk < begin || chunk >= end || first == last) return;
@@ -187,11 +189,7 @@ int Forward::chunks(int phase) {
   if (rows == 0) return 0;
   if (op == INPUT_NORM) w_.wait_for(layer);
   if ((op == QUANTIZE_FOR_V || op == V) && w_.layers[layer].v.panels == 0) return 0;
-  if (is_gemm(op)) {
-    const GemmArgs args = gemm(op, layer);
-    const int per_chunk = panels_per_chunk(args);
-    return (args.linear->panels + per_chunk - 1) / per_chunk;
-  }
+  if (is_gemm(op)) return num_chunks(gemm(op, layer));
   if (op == ATTEND) return std::min<int>(int(units_.size()), 60000);
   if (op == JOIN) return int(joints_.size());
   if (op == QUANTIZE_FOR_V && !converts_rows(w_.layers[layer].v.type)) return 0;
@@ -209,9 +207,9 @@ void Forward::run(int phase, int chunk, int worker) {
   if (is_gemm(op)) {
     GemmArgs args = gemm(op, layer);
     const int per_chunk = panels_per_chunk(args), begin = chunk * per_chunk;
-    const int chunks = (args.linear->panels + per_chunk - 1) / per_chunk;
+    const int chunks = num_chunks(args);
     if (op == QKV) fetch_keys(layer, chunk, chunks, worker);
-    if (chunk + 1 == chunks * (worker + 1) / threads_) args.next = next_weights(op, layer, worker);
+    if (chunk + 1 == Pool::share(chunks, worker + 1, threads_)) args.next = next_weights(op, layer, worker);
     w_.kernels.gemm(args, begin, std::min(args.linear->panels, begin + per_chunk));
   } else if (op == ATTEND || op == JOIN) {
     const Shape& s = w_.shape;

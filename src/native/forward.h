@@ -85,6 +85,7 @@ class Forward : public Job {
   GemmArgs gemm(int op, int layer);
   const char* next_weights(int op, int layer, int worker);
   int panels_per_chunk(const GemmArgs& args) const;
+  int num_chunks(const GemmArgs& args) const;
   void fetch_keys(int layer, int chunk, int chunks, int worker) const;
   void quantize(const Linear& linear, const float* x, int64_t row);
   void normalize(const Norm& norm, const float* x, float* out) const;

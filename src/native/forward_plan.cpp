@@ -6,9 +6,8 @@
 
 namespace specinfer {
 
+constexpr int64_t LEAST_QUERIES = 4;     // of a unit, on average
 constexpr int64_t MOST_PARTS = 1 << 24;  // floats
-
-static int64_t bytes_of(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
 
 static void check(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
@@ -106,46 +105,50 @@ void Forward::plan(const Batch& batch, int threads) {
   grow(inner_, n * inner_stride_);
   scratch_size_ = (attention_scratch(s.head_dim) + 31) / 16 * 16;
   grow(scratch_, scratch_size_ * threads);
-  int64_t quantized = std::max(bytes_of(w_.head) * b_.num_logits, reads_features() ? bytes_of(w_.features) * n : 0);
+  int64_t quantized = std::max(row_bytes(w_.head) * b_.num_logits, reads_features() ? row_bytes(w_.features) * n : 0);
   for (const Layer& l : w_.layers)
     for (const Linear* linear : {&l.qkv, &l.v, &l.out, &l.inner, &l.down})
-      quantized = std::max(quantized, bytes_of(*linear) * n);
+      quantized = std::max(quantized, row_bytes(*linear) * n);
   if (int64_t(quantized_.size()) < quantized) quantized_.resize(quantized);
 
-  plan_attention();
+  if (b_.first_layer < b_.last_layer) plan_attention();
 }
 
-// All keys for as many of a head's queries as go together, since their keys are loaded once; where such units are too few
-// for the threads, a block of keys each, if what they leave is not too much.
+// All keys for as many of a head's queries as go together, since their keys are loaded once. Where such units are too few
+// for the threads, a block of keys each, if what they leave is not too much; and of a single block, fewer queries.
 void Forward::plan_attention() {
   const Shape& s = w_.shape;
-  const int64_t group = s.heads / s.kv_heads;
+  const int64_t group = s.heads / s.kv_heads, heads = int64_t(spans_.size()) * s.kv_heads;
+  int64_t parts = 1;
+  while (heads * parts % threads_ && heads * parts < 4 * threads_ && LEAST_QUERIES * heads * parts < b_.num_rows * s.heads)
+    ++parts;
   units_.clear();
   joints_.clear();
+  std::vector<Joint> whole;
+  int64_t num_parts = 0;
   for (size_t i = 0; i < spans_.size(); ++i) {
-    const int count = int(b_.span_lens[i] * group);
+    const int64_t row = spans_[i].first_row, rows = b_.span_lens[i], count = rows * group;
+    const int64_t last = rows ? *std::max_element(&positions_[row], &positions_[row] + rows) : 0;
+    const int blocks = int(last / KEY_BLOCK) + 1;
+    const int step = int(std::clamp<int64_t>(blocks > 1 ? QUERY_BLOCK : (count + parts - 1) / parts, 1, QUERY_BLOCK));
     for (int h = 0; h < s.kv_heads; ++h)
-      for (int begin = 0; begin < count; begin += QUERY_BLOCK)
-        units_.push_back({int(i), h, begin, std::min(count, begin + QUERY_BLOCK)});
+      for (int begin = 0; begin < count; begin += step)
+        whole.push_back({{int(i), h, begin, std::min(int(count), begin + step)}, blocks});
+    num_parts += blocks * count * s.kv_heads;
   }
-  const auto blocks_of = [&](const Unit& u) {
-    return int((spans_[u.span].context_len + b_.span_lens[u.span] + KEY_BLOCK - 1) / KEY_BLOCK);
-  };
-  int64_t most = 0, size = 0;
-  for (const Unit& u : units_) most += int64_t(blocks_of(u)) * (u.end - u.begin) * attention_part(s.head_dim);
-  if (threads_ == 1 || int64_t(units_.size()) >= 4 * threads_ || most > MOST_PARTS) return;
-  std::vector<Unit> whole;
-  whole.swap(units_);
-  for (Unit u : whole) {
-    const int blocks = blocks_of(u);
-    if (blocks == 1) {
+  const bool few = threads_ > 1 && int64_t(whole.size()) < 4 * threads_;
+  const bool split = few && num_parts * attention_part(s.head_dim) <= MOST_PARTS;
+  int64_t size = 0;
+  for (auto& [unit, blocks] : whole) {
+    Unit u = unit;
+    if (split && blocks > 1) {
+      u.parts = size;
+      joints_.push_back({u, blocks});
+      for (; u.block < blocks; ++u.block, u.parts += (u.end - u.begin) * attention_part(s.head_dim)) units_.push_back(u);
+      size = u.parts;
+    } else {
       units_.push_back(u);
-      continue;
     }
-    u.parts = size;
-    joints_.push_back({u, blocks});
-    for (; u.block < blocks; ++u.block, u.parts += (u.end - u.begin) * attention_part(s.head_dim)) units_.push_back(u);
-    size = u.parts;
   }
   if (int64_t(parts_.size()) < size) parts_.resize(size);
 }

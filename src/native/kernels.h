@@ -36,7 +36,7 @@ struct GemmArgs {
   int64_t out_stride;
   int columns;  // of `out` that may be written
   Store store;
-  const char* next = nullptr;  // what a thread reads after these panels, where that is known
+  const char* next = nullptr;  // what a thread reads after these panels, where that is known; of use to more than 2 rows
 };
 
 // One span's keys as the queries of a forward see them.

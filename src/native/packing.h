@@ -65,6 +65,8 @@ constexpr int64_t converted_row_bytes(Type t, int64_t inputs) {
   return inputs / block_inputs(t) * row_block_bytes(t);
 }
 
+inline int64_t row_bytes(const Linear& l) { return converted_row_bytes(l.type, l.inputs); }
+
 // A quantised output's weights as GGUF stores them.
 constexpr int64_t stored_bytes(Type t, int64_t inputs) {
   const int unit = t == Type::q8_0 ? 34 : t == Type::q4_0 ? 18 : t == Type::q4_1 ? 20 : t == Type::q4_k ? 144 : 210;

@@ -63,9 +63,9 @@ bool Pool::claim(Share& share, int& chunk) {
 
 // Of the worker's own share, or else of those after it.
 bool Pool::try_chunk(int worker) {
-  int chunk = 0, share = 0;
-  while (share < threads_ && !claim(shares_[(worker + share) % threads_], chunk)) ++share;
-  if (share == threads_) return false;
+  int chunk = 0, tried = 0;
+  while (tried < threads_ && !claim(shares_[(worker + tried) % threads_], chunk)) ++tried;
+  if (tried == threads_) return false;
   const uint32_t total = total_;  // who ends the phase may already open another
   job_->run(phase_, chunk, worker);
   if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == total) {
@@ -88,7 +88,7 @@ void Pool::advance(int worker) {
       total_ = uint32_t(n);
       ++serial_;
       for (int i = 0; i < threads_; ++i)
-        shares_[i].ticket.store(serial_ << 32 | uint64_t(n * (i + 1) / threads_) << 16 | uint64_t(n * i / threads_));
+        shares_[i].ticket.store(serial_ << 32 | uint64_t(share(n, i + 1, threads_)) << 16 | uint64_t(share(n, i, threads_)));
       wake();
       return;
     }
@@ -140,6 +140,7 @@ void Pool::run(Job& job) {
 }
 
 Pool& shared_pool(int threads) {
+  if (threads < 1) throw std::invalid_argument("a pool has one thread at least");
   static std::mutex mutex;
   static auto* pools = new std::map<int, std::unique_ptr<Pool>>();  // never destroyed: threads may outlive main
   std::lock_guard<std::mutex> lock(mutex);

@@ -26,6 +26,8 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
+  // Of n chunks, the first that is of a worker's share.
+  static int64_t share(int64_t n, int worker, int threads) { return n * worker / threads; }
 
   // Keeps worker i on processors[i], if there are so many. The caller, worker 0, is not the pool's to move: the
   // first processor is left to it. Throws std::invalid_argument where the system does not do it.

@@ -152,6 +152,26 @@ struct Attention {
     return out;
   }
 
+  // With values of a node that are infinite.
+  Attention spoilt(int64_t context, int node) const {
+    Attention copy = *this;
+    const int64_t row = order[context + node] * kv_heads * dim;
+    for (int64_t i = row; i < row + kv_heads * dim; ++i) {
+      const float x = __builtin_inff();
+      const uint16_t half = to_bf16(x);
+      if (type == Type::f32)
+        std::memcpy(copy.values.data() + 4 * i, &x, 4);
+      else
+        std::memcpy(copy.values.data() + 2 * i, &half, 2);
+    }
+    return copy;
+  }
+
+  bool sees(int node, int other) const {
+    while (node > other) node = parents[node];
+    return node == other;
+  }
+
   double exact(int64_t context, int node, int head, int d) const {
     std::vector<int64_t> seen;
     for (int at = node; at >= 0; at = parents[at]) seen.insert(seen.begin(), order[context + at]);
@@ -175,6 +195,14 @@ static void attend(const Kernels& kernels, Type type, int dim, int64_t window) {
   for (int64_t context : {0, 1, 31, 32, 61, 255, 380}) {
     const std::vector<float> together = attention(kernels, context, all, true);
     const int64_t row = attention.heads * dim;
+    for (int spoilt : {5, 9, 22}) {
+      const std::vector<float> beside = attention.spoilt(context, spoilt)(kernels, context, all, false);
+      for (int node : all)
+        if (!attention.sees(node, spoilt) && std::memcmp(&together[node * row], &beside[node * row], 4 * row)) {
+          std::printf("attention of %s, head_dim %d, context %d, node %d beside %d\n", kernels.name, dim, int(context), node, spoilt);
+          std::exit(1);
+        }
+    }
     for (int node : all) {
       std::vector<int> path;
       for (int at = node; at >= 0; at = attention.parents[at]) path.insert(path.begin(), at);

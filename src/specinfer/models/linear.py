@@ -1,9 +1,9 @@
 """Linear layers and the factory that models build every weight through.
 
 On CPU a row's bits must not depend on how many rows share the call (design.md 3): weights are prepacked by
-oneDNN, bf16 ones where the CPU can. There torch's `linear` takes small products to another kernel,
-elsewhere it has one. All run on at most MAX_ROWS rows at a time. A single row takes another kernel on some
-CPUs: it is padded to two, save where an fp32 layer finds the bits to be the same.
+oneDNN, bf16 ones where the CPU multiplies bf16. (On such a CPU torch's own `linear` has two kernels, one for
+small products; on others it has one.) All run on at most MAX_ROWS rows at a time. A single row takes another
+kernel on some CPUs: it is padded to two, save where an fp32 layer finds the bits to be the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CpuLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         is_fp32 = weight.dtype == torch.float32
-        self._packed = is_fp32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self._packed = is_fp32 or (weight.dtype == torch.bfloat16 and multiplies_bf16())
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKING_ROWS)
             if self._packed
@@ -62,6 +62,11 @@ class CpuLinear:
             )
             return y
         return F.linear(x, self._weight, self._bias)
+
+
+def multiplies_bf16() -> bool:
+    """Whether oneDNN is there and takes bf16 on this CPU."""
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class DeviceLinear:
