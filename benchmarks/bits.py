@@ -27,7 +27,7 @@ from specinfer.models.catalog import resolve_model_path
 from specinfer.models.loader import open_checkpoint
 from specinfer.runtime import Batch, Runner, WorkItem
 
-CONTEXTS = (1, 7, 31, 32, 33, 64, 100, 157)
+CONTEXTS = (1, 7, 31, 32, 33, 64, 157, 400)
 MAX_NODES = 12
 Ints = NDArray[np.int64]
 
