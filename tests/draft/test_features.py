@@ -18,6 +18,7 @@ from specinfer import LLM, SamplingParams
 from specinfer.draft.drafter import Proposal
 from specinfer.errors import ConfigError, ModelError
 from specinfer.models.gguf import GGUFFile
+from specinfer.runtime.native import NativeRunner
 from specinfer.structured_outputs import StructuredOutputsParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -179,6 +180,26 @@ def test_beside_a_target_that_torch_runs(feature_draft: Path, write_model: Any, 
         for drafts in ([], [str(feature_draft)])
     )
     assert drafted.token_ids == plain.token_ids and drafted.stats.num_draft_tokens > 0
+
+
+def test_beside_a_native_target_it_must_run_natively(
+    tiny_model: Path, feature_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = shutil.copytree(feature_draft, tmp_path / "odd")
+    config = json.loads((odd / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    (odd / "config.json").write_text(json.dumps({**config, "head_dim": 12}))
+    weights = load_file(str(odd / "model.safetensors"))
+    attention = "model.layers.0.self_attn"
+    for name, rows in [("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)]:
+        weights[f"{attention}.{name}.weight"] = torch.zeros(12 * rows, config["hidden_size"])
+    weights[f"{attention}.o_proj.weight"] = torch.zeros(config["hidden_size"], 12 * heads)
+    save_file(weights, str(odd / "model.safetensors"))
+    if isinstance(LLM(str(tiny_model)).engine.parts.runner, NativeRunner):
+        with pytest.raises(ModelError, match="cannot run so itself: a head dimension of 12"):
+            LLM(str(tiny_model), drafts=[str(odd)])
+    monkeypatch.setenv("SPECINFER_CPU", "off")
+    assert LLM(str(tiny_model), drafts=[str(odd)], tree="1").generate(prompts(9), PARAMS, progress=False)
 
 
 def test_packed_it_says_the_same(tiny_model: Path, feature_draft: Path, tmp_path: Path) -> None:

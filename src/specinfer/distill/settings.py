@@ -28,10 +28,9 @@ class DistillSettings:
     chat template, else 0. max_tokens: longest answer. features: to make a feature draft, whose size the
     target gives. size: millions of parameters of another, as in "7m", which is what None means. init: a
     draft to go on from, named as EngineConfig's, instead of a size and a vocabulary. vocab_size: tokens that
-    the draft works on.
-    num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning rate of None is 2e-3 for a fresh
-    draft and 5e-4 for one to go on from. num_members: drafts that cover each other. seed: of prompts,
-    noise, weights and order. device, max_num_seqs: as EngineConfig; they change no result on a CPU.
+    the draft works on. num_epochs, learning_rate, batch_tokens: see TrainSettings; a learning rate of None is
+    2e-3 for a fresh draft and 5e-4 for one to go on from. num_members: drafts that cover each other. seed: of
+    prompts, noise, weights and order. device, max_num_seqs: as EngineConfig; they change no result on a CPU.
     """
 
     target: str

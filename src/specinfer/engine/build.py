@@ -22,7 +22,7 @@ from specinfer.draft.planner import Planner
 from specinfer.engine.engine import Engine
 from specinfer.engine.parts import Parts
 from specinfer.engine.scheduler import Scheduler
-from specinfer.errors import ConfigError
+from specinfer.errors import ConfigError, ModelError
 from specinfer.metrics import StepTimer
 from specinfer.models.borrowed import borrow
 from specinfer.models.catalog import draft_path, resolve_model_path
@@ -178,7 +178,11 @@ def read_features(draft: Loaded, target: Loaded) -> None:
         case ModelRunner() as own, ModelRunner() as above:
             own.read_features(above, draft.checkpoint.weights.get(FEATURES))
         case _:
-            raise AssertionError("a feature draft runs as its target does")
+            raise ModelError(
+                f"draft {draft.name} reads the rows of a target that runs natively, and "
+                f"cannot run so itself: {why_not(draft.checkpoint, target.runner.pool.k[0].device)}",
+                hint="SPECINFER_CPU=off runs both by torch",
+            )
 
 
 def draft_keep(config: EngineConfig, draft: Checkpoint) -> Keep:
